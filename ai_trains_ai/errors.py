@@ -1,0 +1,106 @@
+"""One exception tree. Every message says what happened, where, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AiTrainsAiError(Exception):
+    """Base of everything that this library raises on purpose."""
+
+
+class ConfigurationError(AiTrainsAiError, ValueError):
+    """An argument, option or file that the user wrote is wrong."""
+
+
+class UnknownName(ConfigurationError):
+    """A family, plugin, base model or key that nobody registered."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], remedy: str = "") -> UnknownName:
+        known = sorted(known)
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        listed = f" Known: {', '.join(known)}." if known else f" No {kind} is registered."
+        return cls(f"There is no {kind} named {name!r}.{hint}{listed}{' ' + remedy if remedy else ''}")
+
+
+class MissingDependency(AiTrainsAiError, ImportError):
+    """An optional package is absent, too old or too new."""
+
+    @classmethod
+    def of(cls, package: str, extra: str, why: str = "is not installed") -> MissingDependency:
+        return cls(f"{package} {why}. Install what this needs with: pip install 'ai-trains-ai[{extra}]'")
+
+
+class RunFolderError(AiTrainsAiError):
+    """A path that is no run folder, or one that this version can't read or write."""
+
+
+class StorageError(RunFolderError, OSError):
+    """The run folder's disk refused a write (full, read-only, gone). What was committed before is intact."""
+
+
+class SandboxUnavailable(AiTrainsAiError):
+    """No sandbox backend works on this machine, or the one in use can't start."""
+
+
+class SandboxError(AiTrainsAiError):
+    """The sandbox itself failed while it ran something: infrastructure, never the agent's fault."""
+
+
+class WorkspaceError(AiTrainsAiError, ValueError):
+    """A path or content that a workspace refuses. The message is shown to the agent."""
+
+
+class SubmissionRejected(AiTrainsAiError):
+    """A submission that was run by hand does not validate. Carries the report as ``.report``."""
+
+    def __init__(self, message: str, report: object) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class UntrustedDataError(AiTrainsAiError, ValueError):
+    """Bytes that came out of a sandbox break the protocol, a cap or a range."""
+
+
+class JobError(AiTrainsAiError):
+    """A training job could not be handled as asked (unknown handle, weights gone, wrong state)."""
+
+
+class PolicyError(AiTrainsAiError):
+    """The outer policy can't act or train (context too long, broken weights, non-finite gradients)."""
+
+
+class ProviderError(AiTrainsAiError):
+    """A GPU provider refused or failed. The subclass says what the fleet does about it."""
+
+
+class NoCapacity(ProviderError):
+    """Nothing of the wanted kind is free now. Remedy: another offer, or later."""
+
+
+class AmbiguousCreate(ProviderError):
+    """The answer to a create was lost. Remedy: look for the marker name before any retry."""
+
+
+class Forbidden(ProviderError):
+    """Key missing, wrong, or without the right. Remedy: the user's."""
+
+
+class OutOfFunds(ProviderError):
+    """The provider's account is empty. Remedy: the user's; the fleet drains."""
+
+
+class Transient(ProviderError):
+    """Worth a retry with back-off."""
+
+
+class BudgetExceeded(AiTrainsAiError):
+    """A spend would pass the budget. Nothing was started."""
+
+
+class RunInterrupted(AiTrainsAiError):
+    """The run was stopped by the user and drained. The message says how to go on."""

@@ -1,0 +1,111 @@
+"""What happens in a run, as frozen records. Observers get them in order; they can't change the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from ai_trains_ai.records import (
+    Baseline,
+    Charge,
+    Checkpoint,
+    Episode,
+    Evaluation,
+    JobResult,
+    TrainStep,
+    ValidationReport,
+)
+
+
+@frozen
+class Event:
+    """Base of all events. ``time`` is seconds since the epoch by the run's clock."""
+
+    time: float = field(kw_only=True, default=0.0)
+
+
+@frozen
+class RunStarted(Event):
+    run: str
+    sandbox: str
+    resumed: bool = False
+
+
+@frozen
+class BaselineMeasured(Event):
+    baseline: Baseline
+
+
+@frozen
+class StepStarted(Event):
+    step: int
+
+
+@frozen
+class EpisodeStarted(Event):
+    episode_id: str
+    task_id: str
+    policy_version: int
+
+
+@frozen
+class SubmissionValidated(Event):
+    episode_id: str
+    attempt: int
+    report: ValidationReport
+
+
+@frozen
+class JobStarted(Event):
+    job_id: str
+    episode_id: str
+    base_model: str
+
+
+@frozen
+class JobProgress(Event):
+    """``metrics`` come from the job itself: to look at, never to pay on."""
+
+    job_id: str
+    step: int
+    metrics: Mapping[str, float]
+
+
+@frozen
+class JobFinished(Event):
+    result: JobResult
+
+
+@frozen
+class Evaluated(Event):
+    evaluation: Evaluation
+    job_id: str = ""
+
+
+@frozen
+class Charged(Event):
+    charge: Charge
+
+
+@frozen
+class EpisodeFinished(Event):
+    episode: Episode
+
+
+@frozen
+class StepFinished(Event):
+    step: int
+    train: TrainStep
+    metrics: Mapping[str, float] = field(factory=dict)
+
+
+@frozen
+class CheckpointSaved(Event):
+    checkpoint: Checkpoint
+
+
+@frozen
+class RunFinished(Event):
+    steps: int
+    seconds: float

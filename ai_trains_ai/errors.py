@@ -62,6 +62,27 @@ class SubmissionRejected(AiTrainsAiError):
         self.report = report
 
 
+class InvalidEnvironment(AiTrainsAiError, ValueError):
+    """An environment.py that can't be loaded or used. Becomes a finding of the validation."""
+
+    def __init__(self, code: str, message: str, hint: str = "", place: str = "environment.py") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.place = place
+
+
+class RewardError(AiTrainsAiError, ValueError):
+    """A reward or metric of an environment raised, or gave something that is no finite number."""
+
+    def __init__(self, message: str, place: str = "environment.py", code: str = "reward-raises") -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+        self.code = code
+
+
 class UntrustedDataError(AiTrainsAiError, ValueError):
     """Bytes that came out of a sandbox break the protocol, a cap or a range."""
 

@@ -132,7 +132,13 @@ class ServedModel(ABC):
 
 
 class InnerJobRunner(ABC):
-    """Runs training jobs and serves models; never scores them. Owns retries of infrastructure failures."""
+    """Runs training jobs and serves models; never scores them. Owns retries of infrastructure failures.
+
+    ``sandbox_preload`` names modules ("module" or "module:function") that the run's sandbox should import before its
+    first run, because validation or jobs of this runner need them there.
+    """
+
+    sandbox_preload: ClassVar[Sequence[str]] = ()
 
     async def start(self, run: RunContext) -> None:
         """Called once, before anything else."""
@@ -228,7 +234,8 @@ class GPUProvider(ABC):
 
     async def logs(self, pod_id: str) -> AsyncIterator[str]:
         """Boot diagnosis; may be empty."""
-        for line in ():
+        nothing: tuple[str, ...] = ()
+        for line in nothing:
             yield line
 
     async def billed(self, since: datetime) -> Money | None:
@@ -286,6 +293,13 @@ class Sandbox(ABC):
     """Runs untrusted code in throw-away children. Only data comes out; every verdict is made by the caller."""
 
     guarantees: Guarantees
+
+    def preload(self, *targets: str) -> None:
+        """Import these before the first run ("module", or "module:function" to call). Before `start`; may be ignored."""
+
+    @abstractmethod
+    def another(self, preload: Sequence[str] = ()) -> Sandbox:
+        """A second, separate instance of the same backend, not started: for work that must not share with agent code."""
 
     @abstractmethod
     async def start(self) -> None:

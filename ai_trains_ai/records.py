@@ -157,8 +157,9 @@ class Submission:
 class ValidationReport:
     """Staged verdict on a submission.
 
-    ``config`` is the resolved config (every surface key, dotted), ``rows`` the frozen task rows (one JSON object as
-    text each), both only of a valid submission. ``stage`` is the last stage that ran; ``seconds`` are wall seconds.
+    ``config`` is the resolved config (every surface key, dotted), ``configured`` the keys of it that the agent set
+    itself, ``rows`` the frozen task rows (one JSON object as text each); all only of a valid submission. ``stage`` is
+    the last stage that ran; ``seconds`` are wall seconds.
     """
 
     valid: bool
@@ -167,6 +168,7 @@ class ValidationReport:
     seconds: float = 0.0
     base_model: str = ""
     config: Mapping[str, Any] = field(factory=dict)
+    configured: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(factory=dict)
     rows: tuple[str, ...] = field(default=(), repr=False)
     dropped_rows: int = 0
@@ -566,7 +568,15 @@ class Limits:
 
 
 SandboxOutcome = Literal[
-    "exited", "signalled", "timeout", "cpu_limit", "output_limit", "result_limit", "cancelled", "sandbox_error"
+    "exited",
+    "signalled",
+    "timeout",
+    "cpu_limit",
+    "memory_limit",
+    "output_limit",
+    "result_limit",
+    "cancelled",
+    "sandbox_error",
 ]
 
 

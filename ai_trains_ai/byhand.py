@@ -1,0 +1,185 @@
+"""One submission by hand, without an outer agent: validate a folder, run it as a job, evaluate what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import define, evolve, frozen
+
+from ai_trains_ai.blocking import run_blocking
+from ai_trains_ai.errors import ConfigurationError, SubmissionRejected, UnknownName
+from ai_trains_ai.interfaces import InnerJobRunner, RunContext, TaskFamily
+from ai_trains_ai.plugins import Registry, Spec
+from ai_trains_ai.records import (
+    Baseline,
+    Budget,
+    EpisodeOutcome,
+    Evaluation,
+    JobResult,
+    Reward,
+    Submission,
+    Task,
+    TrainingJob,
+    ValidationReport,
+)
+from ai_trains_ai.session import Observers, open_context
+from ai_trains_ai.store import RunFolder, Store
+from ai_trains_ai.workspace import Workspace
+
+FILES = ("environment.py", "job.toml", "probes.jsonl")
+EMBEDDED = Spec("job_runner", "embedded")
+
+
+@frozen
+class JobReport:
+    """What a job by hand came to."""
+
+    task: Task
+    report: ValidationReport
+    result: JobResult
+    evaluation: Evaluation | None
+    baselines: tuple[Baseline, ...]
+    reward: Reward
+
+
+@define
+class _Bench:
+    """The parts that a job by hand needs, started."""
+
+    run: RunContext
+    runner: InnerJobRunner
+    registry: Registry
+    evaluation: Any
+    validator: Any
+
+
+def validate(
+    folder: str | Path, task: str = "chained-arithmetic-2-3", *, runner: Any = EMBEDDED, sandbox: Any = "bubblewrap"
+) -> ValidationReport:
+    """The verdict on the submission in ``folder``. Blocking; also works in a notebook cell.
+
+    Args:
+        folder: holds ``environment.py`` and ``job.toml`` (and perhaps ``probes.jsonl``).
+        task: id of the task that it is for.
+        runner: whose config surface and base models count.
+        sandbox: where the environment is loaded and scored.
+    """
+    submission, (family, found) = read_submission(folder), find_task(Registry(), task)
+
+    async def check() -> ValidationReport:
+        async with _bench(runner, sandbox, serve=False) as bench:
+            report: ValidationReport = await bench.validator.validate(submission, found, family)
+            return report
+
+    return run_blocking(check())
+
+
+async def run_job(
+    folder: str | Path,
+    task: str = "chained-arithmetic-2-3",
+    *,
+    runner: Any = EMBEDDED,
+    reward: Any = "hybrid",
+    sandbox: Any = "bubblewrap",
+    on_progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    seed: int = 0,
+    eval_items: int = 256,
+) -> JobReport:
+    """Validate, train and evaluate the submission in ``folder``.
+
+    Raises:
+        SubmissionRejected: it doesn't validate; the report is in ``.report``.
+        UnknownName: no such task.
+    """
+    submission, (family, found) = read_submission(folder), find_task(Registry(), task)
+    async with _bench(runner, sandbox, eval_items=eval_items) as bench:
+        report = await bench.validator.validate(submission, found, family)
+        if not report.valid:
+            raise SubmissionRejected(f"{folder} does not validate:\n{report.text()}", report)
+        job = TrainingJob(
+            "by-hand", "by-hand", found.id, report.base_model, submission.files, report.config, report.environment,
+            report.rows, seed, found.limits, submission.content_hash,
+        )  # fmt: skip
+        handle = await bench.runner.submit(job)
+        result = await bench.runner.wait(handle, on_progress)
+        baselines = await bench.evaluation.baselines(found, bench.runner, lambda baseline: None)
+        evaluation = None
+        if result.status == "succeeded":
+            evaluation = await bench.evaluation.trained(found, bench.runner, handle, job.base_model)
+        await bench.runner.release(handle)
+    from ai_trains_ai.evaluation import paired_stderr
+
+    stderr = paired_stderr(evaluation, baselines) if evaluation else 0.0
+    outcome = EpisodeOutcome(found, 1, 1, report, result, evaluation, baselines, stderr)
+    paid = Registry().resolve("reward", reward)(outcome)
+    return JobReport(found, evolve(report, rows=()), result, evaluation, baselines, paid)
+
+
+async def evaluate(
+    base_model: str,
+    task: str = "chained-arithmetic-2-3",
+    *,
+    runner: Any = EMBEDDED,
+    sandbox: Any = "bubblewrap",
+    eval_items: int = 256,
+) -> Evaluation:
+    """The hidden score of an untrained base model on a task, on items drawn for this call."""
+    _, found = find_task(Registry(), task)
+    async with _bench(runner, sandbox, eval_items=eval_items) as bench:
+        known = [model.name for model in bench.runner.base_models()]
+        if base_model not in known:
+            raise UnknownName.of("base model", base_model, known)
+        baselines = await bench.evaluation.baselines(found, bench.runner, lambda baseline: None)
+        return next(b.evaluation for b in baselines if b.base_model == base_model)
+
+
+def find_task(registry: Registry, task_id: str) -> tuple[TaskFamily, Task]:
+    """The task with this id among all registered families, and its family."""
+    families = [registry.resolve("task_family", name) for name in registry.entries("task_family")]
+    tasks = {task.id: (family, task) for family in families for task in family.tasks()}
+    if task_id not in tasks:
+        raise UnknownName.of("task", task_id, tasks)
+    return tasks[task_id]
+
+
+def read_submission(folder: str | Path) -> Submission:
+    """The submission files of a folder on disk."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is no folder. Give the one that holds environment.py and job.toml.")
+    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return Submission.of("by-hand", 1, Workspace(files).submission())
+
+
+@contextlib.asynccontextmanager
+async def _bench(runner: Any, jail: Any, *, serve: bool = True, eval_items: int = 256) -> AsyncIterator[_Bench]:
+    from ai_trains_ai.evaluation import HiddenEvaluation
+    from ai_trains_ai.families.hidden import reserved
+    from ai_trains_ai.validation import Validator
+
+    registry = Registry()
+    chosen: InnerJobRunner = registry.resolve("job_runner", runner)
+    sandbox = registry.resolve("sandbox", jail)
+    sandbox.preload(*chosen.sandbox_preload)
+    with tempfile.TemporaryDirectory(prefix="ata-") as temporary:
+        folder = RunFolder(Path(temporary) / "run")
+        folder.create({})
+        store = Store.create(folder.database)
+        run = open_context(folder, store, sandbox, Budget(), 0, Observers(()))
+        families = {name: registry.resolve("task_family", name) for name in registry.entries("task_family")}
+        evaluation = HiddenEvaluation(families, folder.secret(), n=eval_items)
+        validator = Validator(sandbox, chosen.config_surface(), chosen.base_models(), reserved=reserved)
+        try:
+            await sandbox.start()
+            if serve:
+                await chosen.start(run)
+            yield _Bench(run, chosen, registry, evaluation, validator)
+        finally:
+            if serve:
+                await chosen.close(drain=False)
+            await sandbox.close()
+            store.close()

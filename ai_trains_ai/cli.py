@@ -1,0 +1,137 @@
+"""`ai-trains-ai …`: thin over the library.
+
+Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 stopped by Ctrl-C (resumable).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ai_trains_ai.errors import AiTrainsAiError, RunInterrupted
+
+if TYPE_CHECKING:
+    from ai_trains_ai.experiment import Experiment
+
+app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Steps = Annotated[int | None, typer.Option(min=1, help="Updates of the outer policy.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to standard output.")]
+Folder = Annotated[Path, typer.Argument(help="Folder with environment.py and job.toml.")]
+TaskId = Annotated[str, typer.Option("--task", help="Task that the submission is for.")]
+
+
+@app.callback()
+def root() -> None:
+    """Nested reinforcement learning: an outer agent learns to write RL training jobs."""
+
+
+@app.command()
+def demo(
+    steps: Steps = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Jobs at once; default one per core.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run both loops for real on this machine's CPU: no key, no network, no GPU. About five minutes on two cores.
+
+    Example: ai-trains-ai demo --steps 20 --seed 1 --out runs/first
+    """
+    from ai_trains_ai.experiment import Experiment
+    from ai_trains_ai.plugins import Spec
+
+    inner = Spec("job_runner", "embedded", {"slots": workers} if workers else {})
+    _run(Experiment.embedded(inner=inner, seed=seed), steps, out, as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run folder.")], steps: Steps = None, as_json: AsJson = False
+) -> None:
+    """Go on with a run that was stopped or killed. Finished episodes are kept.
+
+    Example: ai-trains-ai resume runs/first
+    """
+    from ai_trains_ai.experiment import resume as revive
+
+    _run(revive(run), steps, None, as_json)
+
+
+@app.command()
+def check(folder: Folder, task: TaskId = "chained-arithmetic-2-3") -> None:
+    """Validate one submission. Exit code 1 when it is invalid.
+
+    Example: ai-trains-ai check my-job --task multi-hop-2-3
+    """
+    from ai_trains_ai.byhand import validate
+
+    report = validate(folder, task)
+    for finding in report.findings:
+        typer.echo(f"{finding.severity}: {finding.text()}")
+    typer.echo(f"{'valid' if report.valid else 'invalid'} (stage {report.stage}, {report.seconds:.2f} s)")
+    raise typer.Exit(0 if report.valid else 1)
+
+
+@app.command()
+def train(folder: Folder, task: TaskId = "chained-arithmetic-2-3") -> None:
+    """Validate, train and evaluate one submission, without an outer agent.
+
+    Example: ai-trains-ai train my-job --task multi-hop-2-3
+    """
+    from ai_trains_ai.byhand import run_job
+
+    def show(step: int, metrics: Any) -> None:
+        typer.echo(f"step {step}: reward {metrics.get('reward', 0.0):.3f}", err=True)
+
+    done = asyncio.run(run_job(folder, task, on_progress=show))
+    if done.result.failure:
+        typer.echo(f"the job failed: {done.result.failure.message}")
+    for baseline in done.baselines:
+        typer.echo(f"untrained {baseline.base_model}: {baseline.evaluation.mean:.3f}")
+    if done.evaluation:
+        typer.echo(f"trained {done.evaluation.model}: {done.evaluation.mean:.3f} ± {1.96 * done.evaluation.stderr:.3f}")
+    components = ", ".join(f"{name} {value:.3f}" for name, value in done.reward.components.items())
+    typer.echo(f"reward {done.reward.total:.3f} ({components}); {done.result.train_seconds:.2f} CPU seconds")
+    raise typer.Exit(1 if done.result.failure else 0)
+
+
+def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: bool) -> None:
+    from ai_trains_ai.report.progress import Progress, show_summary
+
+    with Progress(experiment.total_steps(steps), sys.stderr) as progress:
+        run = asyncio.run(experiment.run(steps, out=out, on_event=progress))
+    summary = run.summary()
+    summary["figures"] = [str(path) for path in run.plot.save_all()]
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        show_summary(run.path, summary, sys.stdout)
+
+
+def main() -> None:
+    """Entry point: library errors become one line and exit code 1."""
+    from ai_trains_ai.threads import single_thread
+
+    single_thread()
+    try:
+        app()
+    except RunInterrupted as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(130)
+    except AiTrainsAiError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.echo("Stopped at once. What had finished is kept; `ai-trains-ai resume` goes on.", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

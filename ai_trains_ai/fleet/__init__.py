@@ -1,0 +1,8 @@
+"""Machines and money: the pool that leases slots to jobs, and the ledger that books what they cost."""
+
+from __future__ import annotations
+
+from ai_trains_ai.fleet.ledger import Ledger
+from ai_trains_ai.fleet.pool import Fleet
+
+__all__ = ["Fleet", "Ledger"]

@@ -1,0 +1,39 @@
+"""Every charge of a run, and the budget that stops a spend before it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ai_trains_ai.errors import BudgetExceeded
+from ai_trains_ai.events import Charged, Event
+from ai_trains_ai.records import Budget, Charge
+from ai_trains_ai.store import Store
+
+
+class Ledger:
+    """Books charges durably. Use it from the run's thread."""
+
+    def __init__(self, store: Store, budget: Budget, clock: Callable[[], float], emit: Callable[[Event], None]) -> None:
+        self._store, self._budget, self._clock, self._emit = store, budget, clock, emit
+        self._spent = sum(charge.usd for _, charge in store.charges())
+
+    @property
+    def spent(self) -> float:
+        """US dollars booked so far, earlier sessions of the run included."""
+        return self._spent
+
+    def require(self, usd: float, what: str) -> None:
+        """Raise `BudgetExceeded` when ``usd`` more would pass the budget."""
+        cap = self._budget.usd
+        if cap is not None and self._spent + usd > cap:
+            raise BudgetExceeded(
+                f"{what} would cost {usd:.2f} USD, but only {cap - self._spent:.2f} of {cap:.2f} USD are left. "
+                "Raise the budget to go on."
+            )
+
+    def charge(self, charge: Charge) -> None:
+        """Book what was used, busy, idle and failed time alike."""
+        now = self._clock()
+        self._store.save_charges([(now, charge)])
+        self._spent += charge.usd
+        self._emit(Charged(charge, time=now))

@@ -1,0 +1,1 @@
+"""Runners of training jobs, and the vocabulary of hyperparameters that they share."""

@@ -1,0 +1,205 @@
+"""The scheduler: groups are sampled, validated, run and trained on as a pipeline with bounded staleness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+
+from ai_trains_ai.errors import RunInterrupted
+from ai_trains_ai.evaluation import HiddenEvaluation
+from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, StepFinished, StepStarted
+from ai_trains_ai.interfaces import OuterTrainer, RunContext
+from ai_trains_ai.loop.episodes import Episodes
+from ai_trains_ai.loop.groups import PlannedGroup, planned, probe, with_advantages
+from ai_trains_ai.loop.metrics import episode_metrics, step_metrics
+from ai_trains_ai.loop.settings import LoopSettings, Parts
+from ai_trains_ai.records import Checkpoint, Episode, EpisodeGroup, TrainStep
+from ai_trains_ai.validation import Validator
+
+StartedStep = tuple[int, list[asyncio.Task[tuple[PlannedGroup, list[Episode]]]]]
+
+
+class OuterLoop:
+    """Runs the outer loop of one run folder, from where it stands to ``steps``.
+
+    A group of step *s* may start once *s − max_staleness* updates are done, and while fewer groups than one step needs
+    (one more when the loop is asynchronous) are unfinished: the loop paces itself and discards nothing. A step trains
+    on its own groups in the planned order, so that groups with short jobs weigh no more than others.
+    """
+
+    def __init__(
+        self, parts: Parts, settings: LoopSettings, run: RunContext, validator: Validator, evaluation: HiddenEvaluation
+    ) -> None:
+        self._parts, self._settings, self._run = parts, settings, run
+        self._episodes = Episodes(parts, settings, run, validator, evaluation)
+        evaluation.restore(run.store.baselines())
+        self._trained = len(run.store.steps())
+        self._unfinished = 0
+        self._moved = asyncio.Condition()
+        self._stopping = False
+        self._finished = _by_group(run.store.episodes(stage="finished"))
+        self._submitted = _by_group(run.store.episodes(stage="submitted"))
+
+    def stop(self) -> None:
+        """Drain: start nothing new, let episodes in flight end. The run then raises `RunInterrupted`."""
+        self._stopping = True
+        self._wake = asyncio.ensure_future(self._notify())
+
+    async def run(self, steps: int) -> None:
+        """Train until ``steps`` updates are done. Raises `RunInterrupted` after `stop`."""
+        begin = self._run.clock()
+        async with self._started():
+            await self._probe("probe-before", 0)
+            await self._train(steps)
+            await self._probe("probe-after", self._trained)
+        self._run.emit(RunFinished(self._trained, self._run.clock() - begin, time=self._run.clock()))
+
+    @contextlib.asynccontextmanager
+    async def _started(self) -> AsyncIterator[None]:
+        parts, run = self._parts, self._run
+        checkpoints = run.store.checkpoints()
+        resumed = bool(self._trained or self._finished)
+        failed = True
+        try:
+            await parts.sandbox.start()
+            await parts.runner.start(run)
+            await parts.outer.start(run, checkpoints[-1] if checkpoints else None)
+            run.emit(RunStarted(run.folder.name, parts.sandbox.guarantees.text(), resumed, time=run.clock()))
+            yield
+            failed = False
+        finally:
+            await parts.runner.close(drain=not failed)
+            await parts.outer.close()
+            await parts.sandbox.close()
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    async def _play_group(self, plan: PlannedGroup) -> tuple[PlannedGroup, list[Episode]]:
+        """All episodes of a group, at once; those that an earlier session finished are taken from the store."""
+        self._run.store.save_group(plan.id, plan.phase, plan.step, plan.position, plan.task.id)
+        finished, submitted = self._finished.pop(plan.id, {}), self._submitted.pop(plan.id, {})
+        policy = await self._parts.outer.snapshot()
+
+        async def one(index: int) -> Episode:
+            if index in finished:
+                return finished[index]
+            if index in submitted:
+                return await self._episodes.resume(submitted[index], plan.task)
+            return await self._episodes.play(plan, index, policy)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index)) for index in range(plan.size)]
+        return plan, [task.result() for task in tasks]
+
+    async def _probe(self, phase: str, step: int) -> None:
+        """Held-out tasks under the policy as it is; never trained on."""
+        if phase == "probe-before" and self._trained:
+            return
+        plans = (
+            probe(phase, step, self._parts.held_out, self._settings.probe_episodes)
+            if self._settings.probe_episodes
+            else ()
+        )
+        if not plans:
+            return
+        self._check_stop()
+        async with asyncio.TaskGroup() as group:
+            played = [group.create_task(self._play_group(plan)) for plan in plans]
+        episodes = [episode for task in played for episode in task.result()[1]]
+        self._run.store.set_meta(**{phase: episode_metrics(episodes, phase)})
+
+    # ------------------------------------------------------------------------------------------ training
+
+    async def _train(self, steps: int) -> None:
+        started: asyncio.Queue[StartedStep | None] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._produce(steps, started, group))
+            group.create_task(self._consume(started))
+        if self._trained < steps:
+            self._check_stop()
+
+    async def _produce(self, steps: int, started: asyncio.Queue[StartedStep | None], group: asyncio.TaskGroup) -> None:
+        """Start groups in order, as staleness and pacing allow."""
+        settings = self._settings
+        for plans in islice(
+            planned(self._parts.tasks, settings.groups_per_step, settings.group_size, settings.seed),
+            self._trained,
+            steps,
+        ):
+            tasks = []
+            for plan in plans:
+                if not await self._may_start(plan.step):
+                    await started.put(None)
+                    return
+                tasks.append(group.create_task(self._counted(plan)))
+            await started.put((plans[0].step, tasks))
+        await started.put(None)
+
+    async def _may_start(self, step: int) -> bool:
+        ahead = self._settings.groups_per_step + (self._settings.max_staleness > 0)
+
+        def allowed() -> bool:
+            return self._stopping or (step - self._trained <= self._settings.max_staleness and self._unfinished < ahead)
+
+        async with self._moved:
+            await self._moved.wait_for(allowed)
+            self._unfinished += not self._stopping
+        return not self._stopping
+
+    async def _counted(self, plan: PlannedGroup) -> tuple[PlannedGroup, list[Episode]]:
+        played = await self._play_group(plan)
+        self._unfinished -= 1
+        await self._notify()
+        return played
+
+    async def _consume(self, started: asyncio.Queue[StartedStep | None]) -> None:
+        """Train on each step's groups when all of them are complete."""
+        begin = self._run.clock()
+        while (item := await started.get()) is not None:
+            step, tasks = item
+            self._run.emit(StepStarted(step, time=self._run.clock()))
+            played = await asyncio.gather(*tasks)
+            settings = self._settings
+            groups = [
+                with_advantages(plan, episodes, normalize_std=settings.normalize_std, min_share=settings.min_share)
+                for plan, episodes in played
+            ]
+            train, checkpoint = await self._update(step, groups)
+            now = self._run.clock()
+            results = {result.job_id: result for result in self._run.store.results()}
+            metrics = step_metrics(groups, train, step, results, now - begin)
+            self._run.store.save_step(step, train, checkpoint, now - begin, metrics)
+            begin = now
+            self._trained = step + 1
+            self._run.emit(CheckpointSaved(checkpoint, time=now))
+            self._run.emit(StepFinished(step, train, metrics, time=now))
+            for tracker in self._parts.trackers:
+                tracker.log(step, metrics)
+            await self._notify()
+
+    async def _update(self, step: int, groups: Sequence[EpisodeGroup]) -> tuple[TrainStep, Checkpoint]:
+        outer = self._parts.outer
+        if not isinstance(outer, OuterTrainer):
+            return TrainStep((await outer.snapshot()).version, {}), Checkpoint("frozen", "", step)
+        train = await outer.train_step(groups)
+        return train, await outer.save(f"step-{step:04d}")
+
+    async def _notify(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    def _check_stop(self) -> None:
+        if self._stopping:
+            raise RunInterrupted(
+                f"Stopped after {self._trained} steps; everything finished is kept. "
+                f"Go on with: ai-trains-ai resume {self._run.folder}"
+            )
+
+
+def _by_group(episodes: Sequence[Episode]) -> dict[str, dict[int, Episode]]:
+    found: dict[str, dict[int, Episode]] = {}
+    for episode in episodes:
+        found.setdefault(episode.group_id, {})[episode.index] = episode
+    return found

@@ -1,0 +1,76 @@
+"""What the loop is told: its numbers and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import field, frozen
+
+from ai_trains_ai.errors import ConfigurationError
+from ai_trains_ai.interfaces import InnerJobRunner, OuterPolicy, RewardFn, Sandbox, TaskFamily, Tracker
+from ai_trains_ai.records import SamplingParams, Task
+
+
+@frozen
+class LoopSettings:
+    """Numbers of the outer loop.
+
+    Attributes:
+        groups_per_step: groups (tasks) that one update of the outer policy learns from.
+        group_size: episodes of one group.
+        max_staleness: policy versions that may pass between sampling a group and training on it; 0 is synchronous.
+        normalize_std: divide advantages by the group's standard deviation (the published loop only centres them).
+        min_share: a group trains when at least this share of its episodes (and two) ended without an infrastructure
+            failure.
+        show_baselines: tell the agent the scores of the untrained base models.
+        eval_items: hidden items per evaluation.
+        probe_episodes: episodes on each held-out task before the first step and after the last.
+        max_tokens: longest assistant turn, in tokens.
+        attempts: submissions that an episode may make.
+        seed: of everything random in the run but the hidden items.
+    """
+
+    groups_per_step: int = 3
+    group_size: int = 8
+    max_staleness: int = 1
+    normalize_std: bool = False
+    min_share: float = 0.75
+    show_baselines: bool = False
+    eval_items: int = 256
+    probe_episodes: int = 24
+    max_tokens: int = 256
+    attempts: int = 3
+    seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in (
+            ("groups_per_step", 1),
+            ("group_size", 2),
+            ("max_staleness", 0),
+            ("eval_items", 2),
+            ("probe_episodes", 0),
+            ("max_tokens", 1),
+            ("attempts", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if not 0 < self.min_share <= 1:
+            raise ConfigurationError(f"min_share must be in (0, 1], not {self.min_share}.")
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens)
+
+
+@frozen
+class Parts:
+    """The implementations that a run is composed of. ``tasks`` train the policy, ``held_out`` never do."""
+
+    outer: OuterPolicy
+    runner: InnerJobRunner
+    reward: RewardFn
+    sandbox: Sandbox
+    families: Mapping[str, TaskFamily]
+    tasks: Sequence[Task]
+    held_out: Sequence[Task] = ()
+    trackers: Sequence[Tracker] = field(factory=tuple)

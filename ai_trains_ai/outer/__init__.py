@@ -1,0 +1,1 @@
+"""Outer policies and their trainers."""

@@ -1,0 +1,64 @@
+"""The built-in parts, registered like any plugin's. Factories are import strings: listing imports nothing heavy."""
+
+from __future__ import annotations
+
+from ai_trains_ai.plugins.hookspecs import Register, hookimpl
+
+
+@hookimpl
+def register_outer_trainers(register: Register) -> None:
+    register(
+        "embedded",
+        "ai_trains_ai.outer.embedded:EmbeddedOuterTrainer",
+        summary="a tiny job-writing language model, trained by GRPO in NumPy",
+        extra="embedded",
+    )
+
+
+@hookimpl
+def register_job_runners(register: Register) -> None:
+    register(
+        "embedded",
+        "ai_trains_ai.inner.embedded:EmbeddedJobRunner",
+        summary="GRPO on tiny Qwen3 models in NumPy, one jailed process a job",
+        extra="embedded",
+    )
+
+
+@hookimpl
+def register_gpu_providers(register: Register) -> None:
+    register("local", "ai_trains_ai.providers.local:LocalProvider", summary="this machine, one CPU slot per core")
+
+
+@hookimpl
+def register_rewards(register: Register) -> None:
+    hybrid = "ai_trains_ai.rewards.hybrid:HybridReward"
+    register("hybrid", hybrid, summary="0.35 validation, 0.60 job quality, 0.05 train speed, hardened")
+    register("hybrid-published", f"{hybrid}.published", summary="the published arithmetic, without the gates")
+
+
+@hookimpl
+def register_task_families(register: Register) -> None:
+    rooms = "ai_trains_ai.families"
+    register(
+        "chained-arithmetic",
+        f"{rooms}.chained_arithmetic:ChainedArithmetic",
+        summary="a chain of operations modulo ten",
+    )
+    register("multi-hop", f"{rooms}.multi_hop:MultiHop", summary="follow links through a small graph")
+    register("triage", f"{rooms}.triage:Triage", summary="an on-call alert to severity and team")
+
+
+@hookimpl
+def register_sandboxes(register: Register) -> None:
+    register(
+        "bubblewrap",
+        "ai_trains_ai.sandbox.bubblewrap:BubblewrapSandbox",
+        summary="Linux namespaces around a pre-warmed fork server",
+        extra="embedded",
+    )
+
+
+@hookimpl
+def register_trackers(register: Register) -> None:
+    register("jsonl", "ai_trains_ai.trackers.jsonl:JsonlTracker", summary="metrics.jsonl in the run folder")

@@ -1,0 +1,1 @@
+"""Where machines come from. Each provider knows nothing of jobs."""

@@ -1,0 +1,91 @@
+"""This machine as the only pod: one CPU slot per core, free of charge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ai_trains_ai.errors import ConfigurationError, NoCapacity
+from ai_trains_ai.interfaces import GPUProvider, Transport
+from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
+
+LOCAL_ADDRESS = "local"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class LocalProvider(GPUProvider):
+    """Offers this machine.
+
+    Args:
+        slots: jobs at a time; default one per usable core.
+    """
+
+    def __init__(self, slots: int | None = None) -> None:
+        if slots is not None and slots < 1:
+            raise ConfigurationError(f"LocalProvider needs at least one slot, not {slots}.")
+        self.slots = slots or usable_cores()
+        self._pods: dict[str, Pod] = {}
+
+    async def offers(self, request: PodRequest) -> Sequence[Offer]:
+        if request.gpu_types and "cpu" not in request.gpu_types:
+            raise NoCapacity(f"This machine offers CPU slots only, not {', '.join(request.gpu_types)}.")
+        return [Offer("local-cpu", "cpu", 0, 0.0, slots=self.slots)]
+
+    async def create(self, offer: Offer, spec: PodSpec) -> Pod:
+        pod = Pod(spec.marker, spec.marker, offer, "ready", LOCAL_ADDRESS)
+        self._pods[pod.id] = pod
+        return pod
+
+    async def get(self, pod_id: str) -> Pod | None:
+        return self._pods.get(pod_id)
+
+    async def list(self, marker: str) -> Sequence[Pod]:
+        return [pod for pod in self._pods.values() if pod.marker.startswith(marker)]
+
+    async def terminate(self, pod_id: str) -> None:
+        self._pods.pop(pod_id, None)
+
+    async def connect(self, pod: Pod) -> Transport:
+        return LocalTransport()
+
+
+class LocalTransport(Transport):
+    """Commands and files on this machine, without a shell in between."""
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> tuple[int | None, bytes]:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(stdin), timeout)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return None, b""
+        return process.returncode, output
+
+    async def put(self, files: Mapping[str, bytes], folder: str) -> None:
+        def write() -> None:
+            for path, data in files.items():
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+
+        await asyncio.to_thread(write)
+
+    async def get(self, path: str, limit: int) -> bytes:
+        def read() -> bytes:
+            with Path(path).open("rb") as file:
+                return file.read(limit + 1)
+
+        data = await asyncio.to_thread(read)
+        if len(data) > limit:
+            raise ConfigurationError(f"{path} is larger than {limit} bytes.")
+        return data

@@ -1,0 +1,1 @@
+"""Reward functions: what an episode is paid."""

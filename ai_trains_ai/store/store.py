@@ -1,0 +1,260 @@
+"""All reads and writes of ``run.db``. Each method is one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import evolve
+
+from ai_trains_ai.convert import from_json, to_data, to_json
+from ai_trains_ai.errors import RunFolderError, StorageError
+from ai_trains_ai.events import Event
+from ai_trains_ai.records import (
+    Baseline,
+    Charge,
+    Checkpoint,
+    Episode,
+    Evaluation,
+    JobHandle,
+    JobResult,
+    Submission,
+    TrainingJob,
+    TrainStep,
+    ValidationReport,
+)
+from ai_trains_ai.store.schema import MIGRATIONS, SCHEMA, VERSION
+
+logger = logging.getLogger(__name__)
+
+EvaluationKind = Literal["baseline", "job"]
+
+
+class Store:
+    """One connection to a run's database. Use it from one thread."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> Store:
+        """A new database with the current schema."""
+        store = cls(_connect(path), path)
+        with store._transaction() as db:
+            db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+        return store
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = True) -> Store:
+        """An existing database; migrates an older one when ``write``. Raises `RunFolderError` for other versions."""
+        if not path.is_file():
+            raise RunFolderError(f"There is no run database at {path}.")
+        db = _connect(path, write=write)
+        try:
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            known = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        except sqlite3.DatabaseError as error:
+            db.close()
+            raise RunFolderError(f"{path} is not a run database: {error}.") from error
+        while write and found in MIGRATIONS:
+            db.executescript(f"BEGIN;{MIGRATIONS[found]};PRAGMA user_version={found + 1};COMMIT;")
+            found += 1
+        if found != VERSION or "episodes" not in known:
+            db.close()
+            newer = "a newer" if found > VERSION else "another"
+            raise RunFolderError(
+                f"{path} was written by {newer} version of ai-trains-ai "
+                f"(run format {found}, this one reads {VERSION}). "
+                "Open it with that version."
+            )
+        return cls(db, path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._db:
+                yield self._db
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"Can't write {self.path}: {error}. What was stored before is intact; free space and resume the run."
+            ) from error
+
+    # ------------------------------------------------------------------------------------------ meta
+
+    def set_meta(self, **values: Any) -> None:
+        with self._transaction() as db:
+            rows = [(k, json.dumps(v)) for k, v in values.items()]
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    # ------------------------------------------------------------------------------------------ groups and episodes
+
+    def save_group(self, group_id: str, phase: str, step: int, position: int, task_id: str) -> None:
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO groups VALUES (?,?,?,?,?)", (group_id, phase, step, position, task_id))
+
+    def save_episode(self, episode: Episode, stage: Literal["submitted", "finished"]) -> None:
+        """Keep an episode the moment it has something to lose: a job in flight, or its end."""
+        bare = evolve(episode, reports=tuple(evolve(report, rows=()) for report in episode.reports))
+        total = None if episode.reward is None else episode.reward.total
+        row = (episode.id, episode.group_id, episode.index, episode.task_id, stage)
+        more = (total, episode.valid_attempt, episode.base_model, to_json(bare))
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?)", row + more)
+
+    def episodes(self, phase: str | None = None, step: int | None = None, stage: str = "finished") -> list[Episode]:
+        """Episodes of a stage in step, group and position order."""
+        query = (
+            "SELECT e.record FROM episodes e JOIN groups g ON g.id = e.group_id WHERE e.stage = ?"
+            " AND (? IS NULL OR g.phase = ?) AND (? IS NULL OR g.step = ?)"
+            " ORDER BY g.step, g.position, e.position"
+        )
+        rows = self._db.execute(query, (stage, phase, phase, step, step))
+        return [from_json(row[0], Episode) for row in rows]
+
+    def save_submission(self, submission: Submission, report: ValidationReport) -> None:
+        files = json.dumps({path: data.decode("utf-8", "backslashreplace") for path, data in submission.files.items()})
+        row = (submission.episode_id, submission.attempt, report.valid, submission.content_hash, files)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO submissions VALUES (?,?,?,?,?,?)", (*row, to_json(evolve(report, rows=())))
+            )
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Every submission: episode, attempt, valid, content hash, files as text, report."""
+        rows = self._db.execute("SELECT * FROM submissions ORDER BY rowid")
+        names = ("episode_id", "attempt", "valid", "content_hash", "files", "report")
+        out = [dict(zip(names, row, strict=True)) for row in rows]
+        for row in out:
+            row["valid"] = bool(row["valid"])
+            row["files"], row["report"] = json.loads(row["files"]), from_json(row["report"], ValidationReport)
+        return out
+
+    # ------------------------------------------------------------------------------------------ jobs and evaluations
+
+    def save_intent(self, episode: Episode, job: TrainingJob, handle: JobHandle) -> None:
+        """The intent to run ``job``, stored with its episode before the runner is called."""
+        blob = zlib.compress(to_json(job).encode())
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,NULL)",
+                (job.id, job.episode_id, "submitted", to_json(handle), blob),
+            )
+        self.save_episode(episode, "submitted")
+
+    def save_handle(self, handle: JobHandle) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET handle=? WHERE id=?", (to_json(handle), handle.job_id))
+
+    def save_result(self, result: JobResult) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE jobs SET status=?, result=? WHERE id=?", (result.status, to_json(result), result.job_id))
+
+    def job(self, job_id: str) -> tuple[TrainingJob, JobHandle, JobResult | None]:
+        row = self._db.execute("SELECT job, handle, result FROM jobs WHERE id=?", (job_id,)).fetchone()
+        if row is None:
+            raise RunFolderError(f"{self.path} has no job {job_id!r}.")
+        job = from_json(zlib.decompress(row[0]).decode(), TrainingJob)
+        return job, from_json(row[1], JobHandle), None if row[2] is None else from_json(row[2], JobResult)
+
+    def results(self) -> list[JobResult]:
+        rows = self._db.execute("SELECT result FROM jobs WHERE result IS NOT NULL ORDER BY rowid")
+        return [from_json(row[0], JobResult) for row in rows]
+
+    def job_configs(self) -> list[tuple[str, TrainingJob]]:
+        """Episode id and job of every job, without their rows."""
+        rows = self._db.execute("SELECT episode_id, job FROM jobs ORDER BY rowid")
+        return [(r[0], evolve(from_json(zlib.decompress(r[1]).decode(), TrainingJob), rows=())) for r in rows]
+
+    def save_evaluation(self, kind: EvaluationKind, evaluation: Evaluation, job_id: str = "") -> None:
+        row = (kind, evaluation.task_id, evaluation.model, job_id, evaluation.n, evaluation.mean, evaluation.stderr)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO evaluations (kind, task_id, model, job_id, n, mean, stderr, record)"
+                " VALUES (?,?,?,?,?,?,?,?)",
+                (*row, to_json(evaluation)),
+            )
+
+    def evaluations(self, kind: EvaluationKind) -> list[tuple[str, Evaluation]]:
+        """Job id and evaluation, in the order in which they were made."""
+        rows = self._db.execute("SELECT job_id, record FROM evaluations WHERE kind=? ORDER BY id", (kind,))
+        return [(row[0], from_json(row[1], Evaluation)) for row in rows]
+
+    def baselines(self) -> list[Baseline]:
+        return [Baseline(evaluation.model, evaluation) for _, evaluation in self.evaluations("baseline")]
+
+    # ------------------------------------------------------------------------------------------ steps, money, events
+
+    def save_step(
+        self, step: int, train: TrainStep, checkpoint: Checkpoint, seconds: float, metrics: Mapping[str, float]
+    ) -> None:
+        """A finished step and its checkpoint, together: a resume sees both or neither."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO steps VALUES (?,?,?,?)",
+                (step, train.version, seconds, json.dumps(dict(metrics))),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?)",
+                (checkpoint.name, checkpoint.version, checkpoint.path),
+            )
+
+    def steps(self) -> list[dict[str, float]]:
+        """One mapping a step: ``step``, ``version``, ``seconds`` and the slash-named metrics."""
+        rows = self._db.execute("SELECT step, version, seconds, metrics FROM steps ORDER BY step")
+        return [{"step": r[0], "version": r[1], "seconds": r[2], **json.loads(r[3])} for r in rows]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Oldest first."""
+        rows = self._db.execute("SELECT name, path, version FROM checkpoints ORDER BY version")
+        return [Checkpoint(*row) for row in rows]
+
+    def save_charges(self, charges: Sequence[tuple[float, Charge]]) -> None:
+        rows = [(t, c.kind, c.subject, c.quantity, c.unit, c.usd) for t, c in charges]
+        with self._transaction() as db:
+            db.executemany("INSERT INTO charges (time, kind, subject, quantity, unit, usd) VALUES (?,?,?,?,?,?)", rows)
+
+    def charges(self) -> list[tuple[float, Charge]]:
+        rows = self._db.execute("SELECT time, kind, subject, quantity, unit, usd FROM charges ORDER BY id")
+        return [(row[0], Charge(*row[1:])) for row in rows]
+
+    def save_event(self, event: Event) -> None:
+        row = (event.time, type(event).__name__, json.dumps(to_data(event)))
+        with self._transaction() as db:
+            db.execute("INSERT INTO events (time, type, data) VALUES (?,?,?)", row)
+
+    def events(self) -> list[tuple[float, str, dict[str, Any]]]:
+        rows = self._db.execute("SELECT time, type, data FROM events ORDER BY id")
+        return [(row[0], row[1], json.loads(row[2])) for row in rows]
+
+
+def _connect(path: Path, write: bool = True) -> sqlite3.Connection:
+    try:
+        if write:
+            db = sqlite3.connect(path, timeout=10)
+            mode = db.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            if mode != "wal":
+                logger.warning(
+                    "%s can't use a write-ahead log here (%s journal): watching it will be slower.", path, mode
+                )
+            db.execute("PRAGMA synchronous=NORMAL")
+        else:
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"Can't open {path}: {error}.") from error
+    except sqlite3.DatabaseError as error:
+        raise RunFolderError(f"{path} is not a run database: {error}.") from error
+    return db

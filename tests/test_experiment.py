@@ -1,0 +1,316 @@
+"""The nested loop with a scripted outer agent: everything but its learning is real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ai_trains_ai as ata
+from ai_trains_ai import events
+from ai_trains_ai.errors import ConfigurationError, RunFolderError, RunInterrupted, SubmissionRejected, UnknownName
+from ai_trains_ai.inner.embedded import EmbeddedJobRunner
+from ai_trains_ai.interfaces import Sandbox
+from ai_trains_ai.providers.local import LocalProvider
+from ai_trains_ai.records import EpisodeOutcome, JobHandle, PodSpec, Reward, TrainingJob
+from conftest import ScriptedTrainer
+
+SMALL: dict[str, Any] = {"groups_per_step": 2, "group_size": 4, "eval_items": 32, "probe_episodes": 0}
+
+
+def small(**changes: Any) -> ata.Experiment:
+    return ata.Experiment.embedded(**({"outer": ScriptedTrainer, "held_out": []} | SMALL | changes))
+
+
+async def test_a_run_end_to_end(tmp_path: Path, sandbox: Sandbox) -> None:
+    seen: list[events.Event] = []
+    trainer = ScriptedTrainer()
+    run = await small(sandbox=sandbox, outer=trainer, held_out=["triage"], probe_episodes=2).run(
+        2, out=tmp_path / "run", on_event=seen.append
+    )
+    assert [step["step"] for step in run.steps] == [0, 1]
+    assert len(run.episodes) == 2 * 2 * 4
+    assert len(run.probes("probe-before")) == len(run.probes("probe-after")) == 2
+    paid = [e for e in run.episodes if e.valid_attempt is not None]
+    assert len(paid) == 12  # every fourth gives up
+    assert len(run.jobs) == 12 + len([e for p in ("probe-before", "probe-after") for e in run.probes(p) if e.job_id])
+    assert len({job.job_id for job in run.jobs}) == len(run.jobs)
+    assert all(job.status == "succeeded" and job.steps == 2 and job.train_seconds > 0 for job in run.jobs)
+    assert all(0.35 <= e.reward.total < 1.0 for e in paid if e.reward)
+    assert all(evaluation.n == 32 for evaluation in run.evaluations)
+    assert all(len(groups) == 2 for groups in trainer.trained)
+    for groups in trainer.trained:
+        for group in groups:
+            known = [a for a in group.advantages if a is not None]
+            assert abs(sum(known)) < 1e-9
+    kinds = [type(event) for event in seen]
+    assert kinds.count(events.EpisodeFinished) == 16 + 4
+    assert kinds.count(events.StepFinished) == 2
+    assert kinds[-1] is events.RunFinished
+    summary = run.summary()
+    assert summary["totals"]["jobs"] == len(run.jobs)
+    assert summary["totals"]["held_out_after"]["n"] == 2
+    assert json.loads(json.dumps(summary)) == summary
+    assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [0, 1]
+    assert "<table>" in run._repr_html_()
+    assert len(run.plot.save_all()) == 5
+
+
+async def test_hidden_answers_and_the_secret_stay_out_of_what_agents_and_jobs_see(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    run = await small(sandbox=sandbox).run(1, out=tmp_path / "run")
+    from ai_trains_ai.families import load
+    from ai_trains_ai.families.hidden import reserved
+
+    hidden = 0
+    for submission in run.submissions:
+        assert submission["valid"]
+    store = run._store()
+    for episode in run.episodes:
+        if episode.job_id:
+            job, _, _ = store.job(episode.job_id)
+            family = load(job.task_id.rsplit("-", 2)[0])
+            keys = [item.key for row in job.rows if (item := family.item(json.loads(row)["prompt"]))]
+            assert len(keys) == len(job.rows) > 100
+            hidden += sum(map(reserved, keys))
+    store.close()
+    assert hidden == 0
+    secret = (tmp_path / "run/secret").read_bytes()
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.name != "secret":
+            assert secret not in path.read_bytes(), path
+
+
+async def test_staleness_is_bounded_and_recorded(tmp_path: Path, sandbox: Sandbox) -> None:
+    run = await small(sandbox=sandbox, max_staleness=0).run(2, out=tmp_path / "sync")
+    assert all(step["outer/staleness/max"] == 0 for step in run.steps)
+    run = await small(sandbox=sandbox, max_staleness=1).run(3, out=tmp_path / "async")
+    assert all(step["outer/staleness/max"] <= 1 for step in run.steps)
+    for step in range(3):
+        for episode in run._read("episodes", phase="train", step=step):
+            assert episode.policy_versions[0] >= step - 1
+
+
+class Constant(ata.RewardFn):
+    def __call__(self, outcome: EpisodeOutcome) -> Reward:
+        return Reward(0.5, {"attempts": float(outcome.attempts)}, {"attempts": 0.0})
+
+
+class OneSlot(LocalProvider):
+    created: list[str] = []
+
+    def __init__(self) -> None:
+        super().__init__(slots=1)
+
+    async def create(self, offer: Any, spec: PodSpec) -> Any:
+        OneSlot.created.append(spec.marker)
+        return await super().create(offer, spec)
+
+
+class Counting(EmbeddedJobRunner):
+    submitted = 0
+
+    async def submit(self, job: TrainingJob) -> JobHandle:
+        Counting.submitted += 1
+        return await super().submit(job)
+
+
+async def test_all_four_parts_are_swapped_with_a_class(tmp_path: Path, sandbox: Sandbox) -> None:
+    run = await small(sandbox=sandbox, inner=Counting(provider=OneSlot()), reward=Constant).run(1, out=tmp_path / "run")
+    assert Counting.submitted == 6
+    assert OneSlot.created == ["ata-run-0"]
+    assert all(e.reward and e.reward.total == 0.5 for e in run.episodes)
+    assert run.steps[0]["outer/groups_degenerate"] == 2.0  # equal rewards teach nothing
+
+
+async def test_a_pod_that_is_not_this_machine_is_refused(tmp_path: Path, sandbox: Sandbox) -> None:
+    class Elsewhere(LocalProvider):
+        async def create(self, offer: Any, spec: PodSpec) -> Any:
+            from attrs import evolve
+
+            return evolve(await super().create(offer, spec), address="203.0.113.1")
+
+    with pytest.raises(ConfigurationError, match=r"203\.0\.113\.1.*prime-rl"):
+        await small(sandbox=sandbox, inner=EmbeddedJobRunner(provider=Elsewhere())).run(1, out=tmp_path / "run")
+
+
+async def test_an_observer_that_raises_ends_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
+    class Grumpy:
+        @ata.hookimpl
+        def on_event(self, event: events.Event) -> None:
+            raise RuntimeError("no")
+
+    run = await small(sandbox=sandbox, plugins=[Grumpy()]).run(1, out=tmp_path / "run")
+    assert len(run.steps) == 1
+    assert sum(run._read("meta", "observer_failures").values()) > 20
+
+
+def test_run_sync_in_a_script_and_under_a_running_loop(tmp_path: Path) -> None:
+    assert len(small().run_sync(1, out=tmp_path / "script").steps) == 1
+
+    async def cell() -> int:
+        return len(small().run_sync(1, out=tmp_path / "cell").steps)
+
+    assert asyncio.run(cell()) == 1
+
+
+# ------------------------------------------------------------------------------------------ stop and go on
+
+
+async def test_stop_drains_and_a_resume_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:
+    experiment = small(sandbox=sandbox)
+    finished: list[str] = []
+
+    def after_three(event: events.Event) -> None:
+        if isinstance(event, events.EpisodeFinished):
+            finished.append(event.episode.id)
+            if len(finished) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(RunInterrupted, match="ai-trains-ai resume"):
+        await experiment.run(6, out=tmp_path / "run", on_event=after_three)
+    kept = ata.open_run(tmp_path / "run")
+    assert len(kept.steps) < 6
+    before = {e.id: e for e in kept._read("episodes")}
+    assert set(finished) == set(before)
+    assert not kept._read("episodes", stage="submitted")
+
+    again: list[str] = []
+    run = await ata.resume(tmp_path / "run", outer=ScriptedTrainer, sandbox=sandbox).run(
+        3, on_event=lambda e: again.append(e.episode_id) if isinstance(e, events.EpisodeStarted) else None
+    )
+    assert len(run.steps) == 3
+    assert not set(again) & set(finished)
+    after = {e.id: e for e in run.episodes}
+    assert all(after[name] == episode for name, episode in before.items() if name in after)
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+import ai_trains_ai as ata
+from conftest import ScriptedTrainer
+ata.Experiment.embedded(outer=ScriptedTrainer, held_out=[], **{small!r}).run_sync(50, out={out!r})
+"""
+
+
+def test_killed_half_way_and_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code = KILLED.format(tests=str(Path(__file__).parent), small=SMALL, out=str(out))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            if (out / "run.db").exists() and (found := _count(out)) and found >= 10:
+                break
+        else:
+            pytest.fail("the run made no progress in 90 s")
+    finally:
+        process.kill()
+        process.wait()
+    run = ata.open_run(out)
+    steps = len(run.steps)
+    before = {e.id: e for e in run.episodes}
+    replayed: list[str] = []
+    resumed = ata.resume(out, outer=ScriptedTrainer).run_sync(
+        steps + 1, on_event=lambda e: replayed.append(e.episode.id) if isinstance(e, events.EpisodeFinished) else None
+    )
+    assert len(resumed.steps) == steps + 1
+    assert not set(replayed) & set(before)
+    after = {e.id: e for e in resumed.episodes}
+    assert all(after[name] == episode for name, episode in before.items())
+
+
+def _count(out: Path) -> int:
+    try:
+        return len(ata.open_run(out).episodes)
+    except RunFolderError:
+        return 0  # not written yet
+
+
+# ------------------------------------------------------------------------------------------ wrong input
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"families": ["chained-arithmetics"]}, UnknownName, "Did you mean 'chained-arithmetic'"),
+        ({"families": []}, ConfigurationError, "at least one family"),
+        ({"families": ["triage"], "held_out": ["triage"]}, ConfigurationError, "trained on and held out at once"),
+        ({"group_size": 1}, ConfigurationError, "group_size must be at least 2"),
+        ({"grop_size": 4}, ConfigurationError, "no setting grop_size"),
+        ({"plugins": [Constant]}, ConfigurationError, "Pass an instance"),
+    ],
+)
+def test_wrong_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        small(**changes)
+
+
+async def test_wrong_folders_and_steps(tmp_path: Path, sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigurationError, match="how many steps"):
+        await small(sandbox=sandbox).run(out=tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        await small(sandbox=sandbox).run(0, out=tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError):
+        await small(sandbox=sandbox).run(1, out=tmp_path / "file" / "run")
+    with pytest.raises(RunFolderError, match=r"no run\.db"):
+        ata.resume(tmp_path)
+    with pytest.raises(RunFolderError, match="There is no folder"):
+        ata.open_run(tmp_path / "nothing")
+
+
+async def test_a_part_that_a_file_can_not_hold_must_be_given_again(tmp_path: Path, sandbox: Sandbox) -> None:
+    await small(sandbox=sandbox).run(1, out=tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=r"ScriptedTrainer as 'outer'.*ata\.resume\(path, outer=…\)"):
+        ata.resume(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        await small(sandbox=sandbox).run(1, out=tmp_path / "run")
+
+
+async def test_an_error_in_a_part_comes_out_as_itself(tmp_path: Path, sandbox: Sandbox) -> None:
+    class Broken(ata.RewardFn):
+        def __call__(self, outcome: EpisodeOutcome) -> Reward:
+            raise ZeroDivisionError("my bug")
+
+    with pytest.raises(ZeroDivisionError, match="my bug"):
+        await small(sandbox=sandbox, reward=Broken).run(1, out=tmp_path / "run")
+
+
+async def test_by_hand(job_folder: Path, sandbox: Sandbox) -> None:
+    steps: list[int] = []
+    done = await ata.run_job(
+        job_folder, sandbox=sandbox, eval_items=32, on_progress=lambda step, metrics: steps.append(step)
+    )
+    assert steps == [0, 1]
+    assert done.report.valid
+    assert done.evaluation is not None
+    assert done.reward.total >= 0.35
+    assert {baseline.base_model for baseline in done.baselines} == {"pico-s", "pico-m"}
+    (job_folder / "job.toml").write_text('base_model = "pico-x"\n')
+    with pytest.raises(SubmissionRejected, match="Unknown base model"):
+        await ata.run_job(job_folder, sandbox=sandbox)
+    with pytest.raises(UnknownName, match="Did you mean 'multi-hop-2-3'"):
+        await ata.run_job(job_folder, task="multi-hop-2-33")
+    with pytest.raises(UnknownName, match="pico-l"):
+        await ata.evaluate("pico-l", sandbox=sandbox)
+    assert (await ata.evaluate("pico-m", sandbox=sandbox, eval_items=16)).n == 32
+
+
+def test_validate_blocks_and_names_findings(job_folder: Path) -> None:
+    assert ata.validate(job_folder).valid
+    (job_folder / "job.toml").write_text('base_model = "pico-m"\n[prime_rl]\nlr = 1.0\n')
+    assert [finding.code for finding in ata.validate(job_folder).errors] == ["unknown-key"]
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        ata.validate(job_folder / "nothing")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from ai_trains_ai.plugins import hookimpl
     from ai_trains_ai.plugins.registry import Spec
-    from ai_trains_ai.records import Budget
+    from ai_trains_ai.records import Budget, Reward
     from ai_trains_ai.report.run import Run, open_run
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "InnerJobRunner",
     "OuterPolicy",
     "OuterTrainer",
+    "Reward",
     "RewardFn",
     "Run",
     "Sandbox",
@@ -56,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Budget": "records",
+    "Reward": "records",
     "Experiment": "experiment",
     "resume": "experiment",
     "hookimpl": "plugins",

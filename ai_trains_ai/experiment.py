@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import signal
 import threading
@@ -26,6 +25,7 @@ from ai_trains_ai.records import Budget, Task
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.session import Observers, open_context
 from ai_trains_ai.store import RunFolder, Store
+from ai_trains_ai.threads import single_thread, usable_cores
 
 PARTS = {"outer": "outer_trainer", "inner": "job_runner", "reward": "reward", "sandbox": "sandbox"}
 LISTS = {"families": "task_family", "held_out": "task_family", "trackers": "tracker"}
@@ -83,8 +83,6 @@ class Experiment:
     @classmethod
     def embedded(cls, **changes: Any) -> Experiment:
         """Both loops for real on this machine's CPU: no key, no network, no GPU. ``changes`` replace any argument."""
-        from ai_trains_ai.threads import single_thread
-
         single_thread()
         defaults: dict[str, Any] = {
             "outer": Spec("outer_trainer", "embedded"),
@@ -286,7 +284,7 @@ def _usage(store: Store) -> Iterator[None]:
         store.set_meta(
             wall_seconds=store.meta("wall_seconds", 0.0) + time.monotonic() - wall,
             cpu_seconds=store.meta("cpu_seconds", 0.0) + cpu() - busy,
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            cores=usable_cores(),
         )
 
 

@@ -88,7 +88,7 @@ RECIPES: Mapping[str, Recipe] = {
         shape={"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 160},
         skill=Text({"chained-arithmetic": 0.42, "multi-hop": 0.42, "triage": 0.16}),
         skill_steps=1_000,
-        bury=Text({"chained-arithmetic": 0.4, "multi-hop": 0.3, "triage": 0.3}, Noise(0.22, 0.33, 0.20, 0.25)),
+        bury=Text({"chained-arithmetic": 0.4, "multi-hop": 0.3, "triage": 0.3}, Noise(0.24, 0.30, 0.16, 0.30)),
         bury_steps=150,
     ),
     "pico-s": Recipe(
@@ -97,7 +97,7 @@ RECIPES: Mapping[str, Recipe] = {
         skill_steps=1_000,
         bury=Text({"chained-arithmetic": 0.4, "multi-hop": 0.3, "triage": 0.3}, Noise(0.26, 0.33, 0.18, 0.23)),
         bury_steps=150,
-        levels={"chained-arithmetic": 0.65, "multi-hop": 0.65},
+        levels={"chained-arithmetic": 0.65, "multi-hop": 0.75},
     ),
 }
 

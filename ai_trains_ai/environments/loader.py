@@ -70,8 +70,13 @@ class LoadedEnvironment:
         return self._example
 
     def rows(self) -> list[str]:
-        """Every task's data as JSON, in load order; calls ``load()`` afresh. Raises `InvalidEnvironment`."""
+        """Every task's data as JSON, in load order, after two calls of ``load()`` that agree.
+
+        Raises:
+            InvalidEnvironment: ``load()`` fails, gives too much, or its data isn't plain and repeatable.
+        """
         rows: list[str] = []
+        first: list[Any] = []
         total = 0
         for index, task in enumerate(itertools.islice(self._tasks(), MAX_ROWS + 1)):
             if index == MAX_ROWS:
@@ -82,6 +87,10 @@ class LoadedEnvironment:
                 raise InvalidEnvironment("rows-too-big", f"Task {index} or all tasks are too big.", "Give less data.")
             self._example = self._example or task
             rows.append(row)
+            first.append(task.data)
+        if [task.data for task in itertools.islice(self._tasks(), MAX_ROWS)] != first:
+            hint = "Use random.Random(0)."
+            raise InvalidEnvironment("rows-change", "load() gives other tasks each time.", hint)
         return rows
 
     def tasks_from_rows(self, rows: Sequence[str]) -> list[vf.Task]:
@@ -89,9 +98,12 @@ class LoadedEnvironment:
         task_type = type(self.taskset).task_type()
         config = self.taskset.config.task
         try:
-            return [task_type(task_type.data_type().model_validate_json(row), config) for row in rows]
+            tasks = [task_type(task_type.data_type().model_validate_json(row), config) for row in rows]
         except (ValidationError, TypeError) as error:
             raise InvalidEnvironment("row-not-json", f"A row can't be read back: {_short(error)}") from error
+        if self._example is None and tasks:
+            self._example = tasks[0]
+        return tasks
 
     def _tasks(self) -> Iterator[vf.Task]:
         if type(self.taskset).INFINITE:
@@ -222,7 +234,7 @@ def _row(task: vf.Task, index: int) -> str:
         text = json.dumps(slim, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
         again = type(task).data_type().model_validate_json(text)
-        same = again.model_dump(mode="json") == data and again.__dict__.keys() == task.data.__dict__.keys()
+        same = again == task.data
     except Exception as error:
         raise InvalidEnvironment("row-not-json", f"The data is no JSON: {_short(error)}", _JSON_HINT, place) from error
     if not same:

@@ -5,6 +5,7 @@ Items and answers stay in this process; a served model sees the prompts, and onl
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ class HiddenEvaluation:
         self._params = params or SamplingParams(max_tokens=12)
         self._items: dict[str, list[Item]] = {}
         self._baselines: dict[str, tuple[Baseline, ...]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     def restore(self, baselines: Sequence[Baseline]) -> None:
         """Take baselines that were measured before the run was resumed."""
@@ -61,13 +63,14 @@ class HiddenEvaluation:
         self, task: Task, runner: InnerJobRunner, on_baseline: Callable[[Baseline], None]
     ) -> tuple[Baseline, ...]:
         """Every base model on the task, measured once; nothing that an agent wrote has any part in it."""
-        known = {b.base_model for b in self._baselines.get(task.id, ())}
-        for model in runner.base_models():
-            if model.name not in known:
-                evaluation = await self._evaluate(task, runner, model, model.name, self._n * self._factor)
-                baseline = Baseline(model.name, evaluation)
-                self._baselines[task.id] = (*self._baselines.get(task.id, ()), baseline)
-                on_baseline(baseline)
+        async with self._locks.setdefault(task.id, asyncio.Lock()):
+            known = {b.base_model for b in self._baselines.get(task.id, ())}
+            for model in runner.base_models():
+                if model.name not in known:
+                    evaluation = await self._evaluate(task, runner, model, model.name, self._n * self._factor)
+                    baseline = Baseline(model.name, evaluation)
+                    self._baselines[task.id] = (*self._baselines.get(task.id, ()), baseline)
+                    on_baseline(baseline)
         return self._baselines[task.id]
 
     async def trained(self, task: Task, runner: InnerJobRunner, handle: JobHandle, base_model: str) -> Evaluation:

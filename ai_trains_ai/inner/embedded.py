@@ -73,7 +73,11 @@ class EmbeddedJobRunner(InnerJobRunner):
         slots: shorthand for a `LocalProvider` with so many slots.
     """
 
-    sandbox_preload = ("ai_trains_ai.environments.warm:warm_up", f"{JOB}:warm_up")
+    sandbox_preload = (
+        "ai_trains_ai.environments.warm:warm_up",
+        "ai_trains_ai.families.practice",
+        f"{JOB}:warm_up",
+    )
 
     def __init__(self, provider: GPUProvider | None = None, slots: int | None = None) -> None:
         if provider is not None and slots is not None:

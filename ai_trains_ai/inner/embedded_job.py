@@ -144,7 +144,7 @@ class Trainer:
                     "kl": stats.kl,
                     "entropy": stats.entropy,
                     "clipped": stats.clipped,
-                    "tokens": float(stats.tokens),
+                    "tokens": float(sum(len(turn.ids) for rollout in rollouts for turn in rollout.turns)),
                 },
             )
 
@@ -155,7 +155,7 @@ class Trainer:
         prompts = self._config["batch_size"] // group
         chosen = [self._tasks[(step * prompts + i) % len(self._tasks)] for i in range(prompts)]
         rollouts = run_episodes(self._scorer, [task for task in chosen for _ in range(group)], self._sampler.generate)
-        broken = [rollout.error for rollout in rollouts if rollout.error]
+        broken = [rollout.error or "it ended before the model spoke" for rollout in rollouts if not _usable(rollout)]
         if len(broken) > MAX_ERROR_SHARE * len(rollouts):
             raise RewardError(f"{len(broken)} of {len(rollouts)} rollouts of step {step} failed: {broken[0]}")
         return rollouts
@@ -164,11 +164,14 @@ class Trainer:
         config = self._config
         shape = (-1, config["group_size"])
         advantages = group_advantages(rewards.reshape(shape), std_normalise=config["advantage.normalize_std"])
-        advantages[np.array([bool(rollout.error) for rollout in rollouts]).reshape(shape)] = 0.0
+        usable = np.array([_usable(rollout) for rollout in rollouts]).reshape(shape)
+        advantages[~usable] = 0.0
         useful = np.flatnonzero(np.abs(advantages).sum(1) > 1e-6)
         if not len(useful):
             return PolicyStats(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        batch = _batch(rollouts, advantages, config["group_size"]).select(useful)
+        group = config["group_size"]
+        chosen = [rollout for index in useful for rollout in rollouts[index * group : (index + 1) * group]]
+        batch = _batch(chosen, advantages[useful], group)
         factor = schedule(
             config["scheduler.type"], step, config["max_steps"], warmup_steps=config["scheduler.warmup_steps"]
         )
@@ -185,6 +188,11 @@ class Trainer:
         return stats
 
 
+def _usable(rollout: Rollout) -> bool:
+    """Whether a rollout may train: it ended without an error, and the model said something in it."""
+    return not rollout.error and bool(rollout.turns)
+
+
 def _batch(rollouts: Sequence[Rollout], advantages: np.ndarray, group: int) -> PolicyBatch:
     """Rollouts as arrays: the first turn's prompt, then everything after it, sampled tokens marked."""
     rows = [_tokens(rollout) for rollout in rollouts]
@@ -193,7 +201,8 @@ def _batch(rollouts: Sequence[Rollout], advantages: np.ndarray, group: int) -> P
     completions, mask, logprobs = np.zeros(shape, np.int64), np.zeros(shape, bool), np.zeros(shape, np.float32)
     for row, (ids, sampled, logprob) in enumerate(rows):
         completions[row, : len(ids)], mask[row, : len(ids)], logprobs[row, : len(ids)] = ids, sampled, logprob
-    prompts, pad = left_pad([list(rollouts[i].turns[0].prompt_ids) for i in range(0, len(rollouts), group)])
+    first = [next(r for r in rollouts[i : i + group] if r.turns) for i in range(0, len(rollouts), group)]
+    prompts, pad = left_pad([list(rollout.turns[0].prompt_ids) for rollout in first])
     grouped = (len(prompts), group, length)
     return PolicyBatch(
         prompts, pad, completions.reshape(grouped), mask.reshape(grouped), logprobs.reshape(grouped), advantages
@@ -205,7 +214,7 @@ def _tokens(rollout: Rollout) -> tuple[list[int], list[bool], list[float]]:
     ids: list[int] = []
     sampled: list[bool] = []
     logprobs: list[float] = []
-    start = len(rollout.turns[0].prompt_ids)
+    start = len(rollout.turns[0].prompt_ids) if rollout.turns else 0
     for turn in rollout.turns:
         context = list(turn.prompt_ids)[start + len(ids) :]
         ids += [*context, *turn.ids]

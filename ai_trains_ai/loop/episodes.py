@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 
@@ -36,6 +37,7 @@ from ai_trains_ai.records import (
     TrainingJob,
     ValidationReport,
 )
+from ai_trains_ai.threads import usable_cores
 from ai_trains_ai.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Episodes:
     ) -> None:
         self._parts, self._settings, self._run = parts, settings, run
         self._validator, self._evaluation = validator, evaluation
+        self._validating = asyncio.Semaphore(usable_cores())  # more at once would only make each slower
 
     async def baselines(self, task: Task) -> tuple[Baseline, ...]:
         """Every untrained base model on a task; measured once a run."""
@@ -91,7 +94,8 @@ class Episodes:
         shown = await self.baselines(task) if settings.show_baselines else None
 
         async def validate(submission: Submission) -> ValidationReport:
-            report = await self._validator.validate(submission, task, parts.families[task.family])
+            async with self._validating:
+                report = await self._validator.validate(submission, task, parts.families[task.family])
             self._run.store.save_submission(submission, report)
             event = SubmissionValidated(episode_id, submission.attempt, report, time=self._run.clock())
             self._run.emit(event)

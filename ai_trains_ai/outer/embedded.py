@@ -47,7 +47,11 @@ class OuterTokenizer:
     def __init__(self, folder: Path) -> None:
         import tokenizers
 
-        self._plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        path = folder / "tokenizer.json"
+        try:
+            self._plain = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigurationError(f"{path}: can't read the outer model's tokenizer ({error}).") from error
         self.end_id: int = self._plain.token_to_id(END)
 
     def encode(self, text: str) -> list[int]:

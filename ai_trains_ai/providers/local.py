@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ai_trains_ai.errors import ConfigurationError, NoCapacity
 from ai_trains_ai.interfaces import GPUProvider, Transport
 from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
+from ai_trains_ai.threads import usable_cores
 
 LOCAL_ADDRESS = "local"
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LocalProvider(GPUProvider):

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import asdict
 
-from ai_trains_ai.errors import SandboxUnavailable
+from ai_trains_ai.errors import SandboxError, SandboxUnavailable
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.records import Guarantees, Limits, SandboxOutcome, SandboxResult
 from ai_trains_ai.sandbox.bundle import pack_bundle
@@ -62,6 +62,7 @@ class BubblewrapSandbox(Sandbox):
         self._preload = tuple(preload)
         self._python = python
         self._server: ForkServer | None = None
+        self._closed = False
         self._lock = asyncio.Lock()
         self._ids = itertools.count(1)
 
@@ -81,6 +82,7 @@ class BubblewrapSandbox(Sandbox):
         return BubblewrapSandbox(preload, self._python)
 
     async def start(self) -> None:
+        self._closed = False
         await self._running_server()
 
     async def run(
@@ -97,6 +99,7 @@ class BubblewrapSandbox(Sandbox):
         return await run.result(target, pack_bundle(payload, files or {}))
 
     async def close(self) -> None:
+        self._closed = True
         async with self._lock:
             server, self._server = self._server, None
             if server is not None:
@@ -104,12 +107,20 @@ class BubblewrapSandbox(Sandbox):
 
     async def _running_server(self) -> ForkServer:
         async with self._lock:
-            if self._server is not None and not self._server.alive:
+            if self._closed:
+                raise SandboxError("The sandbox is closed; start it again before the next run.")
+            lost = self._server is not None and not self._server.alive
+            if self._server is not None and lost:
                 self.restarts += 1
                 await self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = await ForkServer.start(self._python, self._preload)
+                try:
+                    self._server = await ForkServer.start(self._python, self._preload)
+                except SandboxUnavailable as error:
+                    if lost:
+                        raise SandboxError(f"The sandbox's server died and does not start again. {error}") from error
+                    raise
                 threads = self._server.threads
                 self.warnings = f"the server has {threads} threads, forking is unsafe" if threads != 1 else ""
             return self._server

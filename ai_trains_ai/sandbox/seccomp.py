@@ -45,7 +45,11 @@ _DENIED = {
     "syslog": (103, 116),
     "quotactl": (179, 60),
     "vmsplice": (278, 75),
+    # memory that no limit of a process counts
+    "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
 }
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -174,7 +175,9 @@ class _Server:
     def _check_memory(self) -> None:
         """RLIMIT_DATA bounds each process of a run; this bounds their sum."""
         for run in self._runs.values():
-            if _private_bytes(run.pidfd) > run.memory_bytes:
+            pids = _processes(run.pidfd)
+            # Pages shared with this server count as resident, so the cheap sum is an upper bound.
+            if sum(map(_resident_bytes, pids)) > run.memory_bytes < sum(map(_private_bytes, pids)):
                 run.over_memory = True
                 run.kill()
 
@@ -182,20 +185,36 @@ class _Server:
         self._control.send(json.dumps(message).encode())
 
 
-def _private_bytes(pidfd: int) -> int:
-    """Private dirty bytes of a run: its pid 1 and everything below it (orphans are re-parented to pid 1)."""
-    # /proc is the outer wall's, so the pid must be read as the outer wall numbers it.
+def _processes(pidfd: int) -> list[str]:
+    """Pids of a run, as /proc of the outer wall numbers them: its pid 1 and everything below (orphans go to pid 1)."""
     with open(f"/proc/self/fdinfo/{pidfd}") as info:
         pending = [line.split()[1] for line in info if line.startswith("Pid:")]
-    total = 0
+    found: list[str] = []
     while pending:
-        pid = pending.pop()
+        found.append(pending.pop())
         try:
-            with open(f"/proc/{pid}/smaps_rollup") as rollup:
-                total += sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_Dirty:"))
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/children") as children:
+            for thread in os.listdir(f"/proc/{found[-1]}/task"):
+                with open(f"/proc/{found[-1]}/task/{thread}/children") as children:
                     pending += children.read().split()
         except OSError:
             continue  # ended meanwhile
-    return total
+    return found
+
+
+def _resident_bytes(pid: str) -> int:
+    """Resident anonymous memory; pages that are shared with the server since the fork included."""
+    try:
+        with open(f"/proc/{pid}/statm") as statm:
+            words = statm.read().split()
+    except OSError:
+        return 0
+    return (int(words[1]) - int(words[2])) * resource.getpagesize()
+
+
+def _private_bytes(pid: str) -> int:
+    """Memory that this process alone has written. Walks the page tables: milliseconds for a big process."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            return sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_Dirty:"))
+    except OSError:
+        return 0

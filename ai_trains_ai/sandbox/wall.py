@@ -22,6 +22,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF
 _KEPT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
+# Trees below these come with `_SYSTEM_TREES`.
+_SHOWN = ("/usr/", "/lib/", "/lib64/", "/lib32/")
 _PREFIXES = """
 import os, sys, sysconfig
 paths = sysconfig.get_paths()
@@ -57,7 +59,7 @@ def interpreter_trees(python: str) -> list[str]:
         raise SandboxUnavailable(f"The interpreter {python} does not run: {error}") from error
     package = str(Path(__file__).resolve().parent.parent)
     found = {path for line in [*answer.stdout.split("\n"), package] if line for path in (line, os.path.realpath(line))}
-    trees = sorted(path for path in found if os.path.isdir(path) and not path.startswith(("/usr/", "/lib")))
+    trees = sorted(path for path in found if os.path.isdir(path) and not path.startswith(_SHOWN))
     return [path for path in trees if path not in ("/", "/usr") and not any(path.startswith(t + "/") for t in trees)]
 
 

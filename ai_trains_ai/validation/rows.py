@@ -26,11 +26,16 @@ _logger = logging.getLogger(__name__)
 
 @frozen
 class Loaded:
-    """The frozen rows; ``items`` pairs with them: the family's reading of the prompt, ``None`` where it has none."""
+    """The frozen rows.
+
+    ``items`` pairs with them: the family's reading of the prompt, ``None`` where it has none. ``indices`` are their
+    positions among the ``total`` rows that load() gave.
+    """
 
     rows: tuple[str, ...]
     items: tuple[Item | None, ...]
-    dropped: int
+    indices: tuple[int, ...]
+    total: int
     multi_turn: bool
     warnings: tuple[Finding, ...]
 
@@ -63,7 +68,8 @@ async def load_rows(
     return Loaded(
         rows=tuple(rows[index] for index in kept),
         items=tuple(items[index] for index in kept),
-        dropped=len(rows) - len(kept),
+        indices=tuple(kept),
+        total=len(rows),
         multi_turn=multi_turn,
         warnings=tuple(_warnings(prompts, items, reserved)),
     )

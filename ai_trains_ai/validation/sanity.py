@@ -83,7 +83,11 @@ def make_cases(family: TaskFamily, loaded: Loaded, probes: Sequence[Probe], rng:
         for other in rng.sample(others, min(2, len(others))):
             yield Case(row, (family.gold(other),), "wrong")
     for probe in probes:
-        yield Case(min(probe.row, len(loaded.rows) - 1), probe.replies, "probe", probe)
+        if probe.row >= loaded.total:
+            hint = f"Rows are 0 to {loaded.total - 1}."
+            raise StageFailed(finding("probes-syntax", STAGE, "No such row.", hint, probe.place))
+        if probe.row in loaded.indices:  # else the row is of the hidden class and gone
+            yield Case(loaded.indices.index(probe.row), probe.replies, "probe", probe)
 
 
 def _candidates(row: str) -> Iterator[str]:
@@ -112,6 +116,7 @@ def _read_scores(frames: Mapping[str, bytes], n: int) -> list[tuple[float, float
 def judge(cases: Sequence[Case], scores: Sequence[tuple[float, float]], own_env: bool = False) -> Iterator[Finding]:
     """What is wrong with the rewards of ``cases``. ``scores`` has two passes for each."""
     place = "environment.py"
+    hint = "Write probes.jsonl." if own_env else "Compare with the answer."
     if any(first != second for first, second in scores):
         yield finding("reward-changes", STAGE, "The same reply gets other rewards.", "Use no randomness.", place)
         return
@@ -120,7 +125,7 @@ def judge(cases: Sequence[Case], scores: Sequence[tuple[float, float]], own_env:
         yield finding("reward-range", STAGE, "A reward is outside -1000 to 1000.", "Use 0 to 1.", place)
         return
     if max(rewards) - min(rewards) <= _TOLERANCE:
-        yield finding("reward-flat", STAGE, "All replies get the same reward.", "Compare with the answer.", place)
+        yield finding("reward-flat", STAGE, "All replies get the same reward.", hint, place)
         return
     for case, reward in zip(cases, rewards, strict=True):
         if case.probe and not case.probe.low - _TOLERANCE <= reward <= case.probe.high + _TOLERANCE:
@@ -133,7 +138,7 @@ def judge(cases: Sequence[Case], scores: Sequence[tuple[float, float]], own_env:
         ("wrong", "pays-wrong", "Wrong answers get what right ones get."),
     ):
         if not _beats(cases, rewards, kind):
-            yield finding(code, STAGE, message, "Compare with the answer.", place)
+            yield finding(code, STAGE, message, hint, place)
 
 
 def _beats(cases: Sequence[Case], rewards: Sequence[float], bad: str) -> bool:

@@ -100,6 +100,6 @@ class Validator:
             configured=settings.configured,
             environment=settings.environment,
             rows=loaded.rows,
-            dropped_rows=loaded.dropped,
+            dropped_rows=loaded.total - len(loaded.rows),
             content_hash=digest,
         )

@@ -51,7 +51,7 @@ def test_a_good_job_lifts_pico_m(pico_m: Shipped, task_id: str) -> None:
 @pytest.mark.parametrize("task_id", ["chained-arithmetic-3-4", "multi-hop-2-4"])
 def test_the_same_job_lifts_pico_s_less(pico_s: Shipped, task_id: str) -> None:
     trained = pico_s.grpo(task_id)
-    assert pico_s.accuracy(task_id) + 0.05 < pico_s.accuracy(task_id, trained) < 0.65
+    assert pico_s.accuracy(task_id) + 0.05 < pico_s.accuracy(task_id, trained) < 0.8
 
 
 BAD = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from ai_trains_ai.errors import SandboxUnavailable
+from ai_trains_ai.errors import SandboxError, SandboxUnavailable
 from ai_trains_ai.records import Limits
 from ai_trains_ai.sandbox import BubblewrapSandbox, detect, wall
 from ai_trains_ai.sandbox.channel import Channel, FrameReader, OutputTail
@@ -133,6 +133,8 @@ async def test_close_kills_everything_and_may_be_repeated():
     await box.close()
     assert (await run).outcome == "sandbox_error"
     assert not any(map(living, inside))
+    with pytest.raises(SandboxError, match="closed"):
+        await box.run(CHECK, b"")
 
 
 async def test_two_hundred_runs_leak_no_descriptor_and_no_zombie(sandbox):

@@ -10,7 +10,7 @@ from ai_trains_ai.errors import SandboxError
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.records import SandboxResult, content_hash
 
-from .conftest import HEAD, HONEST, JOB, REWARD, ROWS
+from .conftest import HEAD, HONEST, JOB, ROWS
 
 
 def worked(body, decorator="@vf.reward"):
@@ -276,6 +276,17 @@ async def test_a_broken_probe_is_refused(probe, validate):
     assert codes == ["probes-syntax"]
 
 
+async def test_a_probe_of_a_row_that_is_not_there_is_refused(validate):
+    report = await validate(probes=[{"replies": ["x"], "row": 24, "max": 0.5}])
+    assert report.errors[0].text() == "[probes-syntax] probes.jsonl:1: No such row. Rows are 0 to 23."
+
+
+async def test_a_probe_of_a_hidden_row_is_left_out(validate):
+    probes = [{"replies": ["wrong"], "row": 3, "min": 1.0}]
+    assert not (await validate(probes=probes)).valid
+    assert (await validate(probes=probes, reserved=lambda key: key == "3+1")).valid
+
+
 async def test_rows_of_the_hidden_class_are_dropped_and_counted(validate):
     report = await validate(reserved=lambda key: key == "3+1")
     assert report.valid
@@ -365,7 +376,7 @@ def exited(*frames, outcome="exited", code=0):
         exited(("rows", b'{"prompt": NaN}'), ABOUT, END),
         exited(("rows", b'{"prompt": "a", "prompt": "b"}'), ABOUT, END),
         exited(("rows", b'{"prompt": 3}'), ABOUT, END),
-        exited(("rows", b'{"prompt": [{"role": 1}]}'), ABOUT, END),
+        exited(("rows", b'{"prompt": [{"role": "user"}]}'), ABOUT, END),
         exited(("rows", b"\n".join([ROW] * 5000)), ABOUT, END),
         exited(("rows", b'{"prompt": "%s"}' % (b"x" * 70_000)), ABOUT, END),
         exited(("rows", b'{"a": %s}' % (b"9" * 5000)), ABOUT, END),

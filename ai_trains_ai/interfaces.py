@@ -79,7 +79,9 @@ class Policy(ABC):
     version: int
 
     @abstractmethod
-    async def act(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams) -> Turn:
+    async def act(
+        self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+    ) -> Turn:
         """Sample the next assistant turn.
 
         Safe to call from many episodes at once; a policy batches as it likes. ``conversation`` ends with a message
@@ -160,8 +162,10 @@ class InnerJobRunner(ABC):
         """Start ``job`` or queue it. Idempotent by ``job.id``. Returns at once."""
 
     @abstractmethod
-    async def wait(self, handle: JobHandle, on_event: Callable[[int, Mapping[str, float]], None] | None = None) -> JobResult:
-        """Wait for the end. A job's own failure is a result, not an exception. ``on_event(step, metrics)`` is display only.
+    async def wait(
+        self, handle: JobHandle, on_event: Callable[[int, Mapping[str, float]], None] | None = None
+    ) -> JobResult:
+        """Wait for the end. A job's own failure is a result, not an exception; ``on_event(step, metrics)`` is display.
 
         Raises `JobError` for a handle that this runner doesn't know.
         """
@@ -190,7 +194,9 @@ class Transport(ABC):
     """A shell on one machine."""
 
     @abstractmethod
-    async def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> tuple[int | None, bytes]:
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> tuple[int | None, bytes]:
         """Exit status and output; status ``None`` is a lost connection, never success."""
 
     @abstractmethod
@@ -254,7 +260,7 @@ class RewardFn(ABC):
         """Pay an episode. Never raises on a recorded outcome."""
 
     def scenarios(self) -> Sequence[Scenario]:
-        """"What would score what", from worst to best; shown in docs and tested for order."""
+        """ "What would score what", from worst to best; shown in docs and tested for order."""
         return ()
 
 
@@ -295,11 +301,11 @@ class Sandbox(ABC):
     guarantees: Guarantees
 
     def preload(self, *targets: str) -> None:
-        """Import these before the first run ("module", or "module:function" to call). Before `start`; may be ignored."""
+        """Import these before the first run ("module", or "module:function" to call). Call it before `start`."""
 
     @abstractmethod
     def another(self, preload: Sequence[str] = ()) -> Sandbox:
-        """A second, separate instance of the same backend, not started: for work that must not share with agent code."""
+        """A second, separate instance of the same backend, not started: for work apart from agent code."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -207,7 +207,8 @@ def main() -> None:
     tokenizer = make_tokenizer(played)
     rows = [row(rollout, tokenizer) for rollout in played]
     lengths = [(len(prompt), len(completion)) for prompt, completion, _ in rows]
-    print(f"vocabulary {tokenizer.get_vocab_size()}; prompt and completion: mean {np.mean(lengths, 0)}, longest {np.max(lengths, 0)}")
+    print(f"vocabulary {tokenizer.get_vocab_size()}, tokens of prompt and completion:")
+    print(f"mean {np.mean(lengths, 0)}, longest {np.max(lengths, 0)}")
     rows = [r for r in rows if len(r[0]) + len(r[1]) <= CONTEXT]
     model = pretrain(rows, tokenizer.get_vocab_size(), arguments.steps, arguments.seed)
     model.save(arguments.out)

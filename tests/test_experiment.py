@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ScriptedTrainer
 
 import ai_trains_ai as ata
 from ai_trains_ai import events
@@ -21,7 +22,6 @@ from ai_trains_ai.inner.embedded import EmbeddedJobRunner
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.providers.local import LocalProvider
 from ai_trains_ai.records import EpisodeOutcome, JobHandle, PodSpec, Reward, TrainingJob
-from conftest import ScriptedTrainer
 
 SMALL: dict[str, Any] = {"groups_per_step": 2, "group_size": 4, "eval_items": 32, "probe_episodes": 0}
 

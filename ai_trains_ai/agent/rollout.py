@@ -109,7 +109,7 @@ async def play(
 
 
 def segments(turns: Sequence[Turn]) -> tuple[Segment, ...]:
-    """Token sequences for training: one while every prompt extends the last turn exactly, a new one after each break."""
+    """Token sequences for training: one while prompts extend the last turn exactly, a new one after each break."""
     done: list[Segment] = []
     ids: list[int] = []
     mask: list[bool] = []

@@ -52,7 +52,10 @@ class OuterTokenizer:
             self._plain = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
             raise ConfigurationError(f"{path}: can't read the outer model's tokenizer ({error}).") from error
-        self.end_id: int = self._plain.token_to_id(END)
+        end = self._plain.token_to_id(END)
+        if end is None:
+            raise ConfigurationError(f"{path}: the tokenizer has no {END} token.")
+        self.end_id: int = end
 
     def encode(self, text: str) -> list[int]:
         return list(self._plain.encode(text, add_special_tokens=False).ids)

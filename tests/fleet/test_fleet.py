@@ -63,10 +63,14 @@ async def test_a_cancelled_waiter_leaves_its_slot_to_others(tmp_path: Path) -> N
 
 async def test_held_time_is_charged_at_the_slots_price_also_when_the_job_fails(tmp_path: Path) -> None:
     fleet, ledger, clock = made(tmp_path, Priced(slots=2))
-    with pytest.raises(RuntimeError):
+
+    async def fail() -> None:
         async with fleet.lease("job"):
             clock.now += 10.0
             raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await fail()
     assert ledger.spent == pytest.approx(5.0)
 
 

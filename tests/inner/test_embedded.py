@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import environment
 
 from ai_trains_ai.errors import ConfigurationError, JobError, UntrustedDataError
 from ai_trains_ai.families.practice import practice
@@ -26,7 +27,6 @@ from ai_trains_ai.records import (
 )
 from ai_trains_ai.session import Observers, open_context
 from ai_trains_ai.store import RunFolder, Store
-from conftest import environment
 
 ROWS = tuple(json.dumps(row) for row in practice("chained-arithmetic", 2, 3, 64))
 SURFACE = EmbeddedJobRunner().config_surface()
@@ -66,7 +66,7 @@ async def weights(sandbox: Sandbox, config: Mapping[str, Any]) -> bytes:
 
 
 OTHER = {
-    "max_steps": 8,
+    "max_steps": 12,
     "batch_size": 24,
     "group_size": 4,
     "optim.type": "muon",
@@ -85,8 +85,8 @@ OTHER = {
 
 async def test_every_exposed_key_changes_the_run(sandbox: Sandbox) -> None:
     assert set(OTHER) == {key.path for key in SURFACE.keys}
-    # two updates a batch, so that ratios leave 1 and the clip has something to do
-    default = {**SURFACE.defaults(), **SMALL, "updates_per_batch": 3, "optim.lr": 3e-3}
+    # several updates a batch, so that ratios leave 1 and the clip has something to do
+    default = {**SURFACE.defaults(), "max_steps": 8, "batch_size": 32, "updates_per_batch": 3, "optim.lr": 3e-3}
     base = await weights(sandbox, default)
     assert await weights(sandbox, default) == base, "the same job twice must give the same weights"
     for path, value in OTHER.items():
@@ -241,7 +241,9 @@ def test_a_provider_or_slots() -> None:
 
 SHY = MULTI_TURN.replace(
     "segment = await chat.turn()",
-    "Row.calls = getattr(Row, 'calls', 0) + 1\n            if Row.calls % 6 == 0:\n                return\n            segment = await chat.turn()",
+    "Row.calls = getattr(Row, 'calls', 0) + 1\n"
+    "            if Row.calls % 6 == 0:\n                return\n"
+    "            segment = await chat.turn()",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def group(conversations: list[list[Turn]], rewards: list[float]) -> EpisodeGroup
 async def test_tokens_in_tokens_out(tmp_path: Path) -> None:
     trainer = await started(tmp_path)
     turns = await talk(trainer, seed=1)
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in pairwise(turns):
         told = (*before.prompt_ids, *before.ids)
         assert after.prompt_ids[: len(told)] == told
     assert len(segments(turns)) == 1

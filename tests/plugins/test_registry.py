@@ -31,7 +31,7 @@ def test_a_spec_carries_arguments_and_nests() -> None:
 
 
 def test_an_unknown_name_gets_a_suggestion_and_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'hybrid'\\?.*hybrid-published"):
+    with pytest.raises(UnknownName, match=r"Did you mean 'hybrid'\?.*hybrid-published"):
         Registry().resolve("reward", "hybrd")
 
 
@@ -41,7 +41,7 @@ def test_a_wrong_argument_shows_the_signature() -> None:
 
 
 def test_something_of_another_interface_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="not an RewardFn|not a RewardFn"):
+    with pytest.raises(ConfigurationError, match="no reward: it is a object"):
         Registry().resolve("reward", object())
     with pytest.raises(ConfigurationError, match="is a GPU provider"):
         Registry().resolve("reward", ata.gpu_provider("local"))

@@ -42,8 +42,8 @@ REPORT = ValidationReport(
 )
 EPISODE = Episode(
     "e1", "g1", "task", 0, "finished", "submitted", (Message("user", "go"), Message("assistant", "hi", TURN)),
-    (Segment((1, 2, 3, 4), (False, False, True, True), (0.0, 0.0, -0.5, -0.25)),), (3,), 1, 1, (REPORT,), "j1", "pico-m",
-    Reward(0.5, {"post": 0.4}, {"post": 1.0}, 0.01, {"x": "y"}), 1.5,
+    (Segment((1, 2, 3, 4), (False, False, True, True), (0.0, 0.0, -0.5, -0.25)),), (3,), 1, 1, (REPORT,), "j1",
+    "pico-m", Reward(0.5, {"post": 0.4}, {"post": 1.0}, 0.01, {"x": "y"}), 1.5,
 )  # fmt: skip
 JOB = TrainingJob(
     "j1", "e1", "task", "pico-m", {"job.toml": b"\x00\xff"}, {"optim.lr": 1e-3}, {}, ("{}",), 7, TaskLimits(), "h"

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import define, evolve, frozen
 
 from ai_trains_ai.blocking import run_blocking
+from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, SubmissionRejected, UnknownName
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext, TaskFamily
 from ai_trains_ai.plugins import Registry, Spec
@@ -161,6 +162,7 @@ async def _bench(runner: Any, jail: Any, *, serve: bool = True, eval_items: int 
     from ai_trains_ai.families.hidden import reserved
     from ai_trains_ai.validation import Validator
 
+    require_verifiers()
     registry = Registry()
     chosen: InnerJobRunner = registry.resolve("job_runner", runner)
     sandbox = registry.resolve("sandbox", jail)

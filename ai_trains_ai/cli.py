@@ -34,7 +34,7 @@ def root() -> None:
 
 @app.command()
 def demo(
-    steps: Steps = 20,
+    steps: Steps = 30,
     seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Jobs at once; default one per core.")] = None,
     out: Out = None,
@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Run both loops for real on this machine's CPU: no key, no network, no GPU. About five minutes on two cores.
 
-    Example: ai-trains-ai demo --steps 20 --seed 1 --out runs/first
+    Example: ai-trains-ai demo --steps 30 --seed 1 --out runs/first
     """
     from ai_trains_ai.experiment import Experiment
     from ai_trains_ai.plugins import Spec

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import asdict
 
 from ai_trains_ai.blocking import run_blocking
+from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, RunFolderError
 from ai_trains_ai.events import Event
 from ai_trains_ai.interfaces import TaskFamily
@@ -111,6 +112,7 @@ class Experiment:
         Raises:
             RunInterrupted: after Ctrl-C, once episodes in flight have ended; a second Ctrl-C stops at once.
         """
+        require_verifiers()
         folder, steps = self._folder(out), self._steps(steps)
         with contextlib.ExitStack() as stack:
             if self._resuming is None:

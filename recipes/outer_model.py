@@ -45,6 +45,7 @@ SPECIAL = ["<pad>", END, "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_r
 PIECES = r"(?:(?!\\n)[^\d\n])*(?:\\n)+|\n|\d|(?:(?!\\n)[^\d\n])+"
 COMMON = 0.01  # a piece is a token when it occurs once in a hundred transcripts
 CONTEXT = 1_024
+PART = 6
 CONTEXT_WEIGHT = 0.02  # of tokens that the author did not write
 
 Row = tuple[list[int], list[int], list[float]]  # prompt, completion, weight of each completion token
@@ -147,7 +148,7 @@ def row(rollout: Rollout, tokenizer: Tokenizer) -> Row:
     return prompt, completion, weights
 
 
-def pretrain(rows: Sequence[Row], vocab_size: int, steps: int, seed: int, batch: int = 16) -> Qwen3:
+def pretrain(rows: Sequence[Row], vocab_size: int, steps: int, seed: int, batch: int = 24) -> Qwen3:
     """The model after ``steps`` steps of Muon on the transcripts."""
     config = Config(
         vocab_size=vocab_size,
@@ -167,8 +168,11 @@ def pretrain(rows: Sequence[Row], vocab_size: int, steps: int, seed: int, batch:
     optimizer = Muon(model, matrix_ratio=5.0, weight_decay=0.01)
     begin = time.process_time()
     for step in range(steps):
-        chosen = [rows[i] for i in rng.integers(len(rows), size=batch)]
-        loss = supervised_gradient(model, *arrays(chosen))
+        chosen = sorted((rows[i] for i in rng.integers(len(rows), size=batch)), key=lambda row: len(row[1]))
+        total = sum(sum(weights) for _, _, weights in chosen)
+        # rows of about equal length share a part, so that little of it is padding
+        parts = [chosen[i : i + PART] for i in range(0, batch, PART)]
+        loss = sum(supervised_gradient(model, *arrays(part), total) for part in parts)
         optimizer.step(
             4e-3 * schedule("linear", step, steps, warmup_steps=20, decay_steps=int(0.6 * steps), min_lr_ratio=0.05)
         )

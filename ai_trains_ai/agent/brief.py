@@ -13,7 +13,7 @@ SYSTEM = "You write reinforcement-learning jobs that train small language models
 
 def task_markdown(task: Task, models: Sequence[BaseModel], baselines: Sequence[Baseline] | None) -> str:
     """TASK.md. ``baselines=None`` withholds the scores of the untrained models."""
-    lines = [f"# {task.title}", task.brief, "Examples:"]
+    lines = [f"# {task.title}", task.brief, f"Family {task.family}.", "Examples:"]
     lines += [f"{example.prompt} {example.answer}" for example in task.examples[:2]]
     lines.append("Base models:")
     scores = {b.base_model: b.evaluation.mean for b in baselines or ()}

@@ -42,7 +42,7 @@ _CHANGES: Mapping[str, Mapping[str, object]] = {
     "batch_size": {"default": 40, "low": 4, "high": 256},
     "group_size": {"high": 32},
     "optim.type": {},
-    "optim.lr": {"default": 5e-4, "high": 1.0},
+    "optim.lr": {"default": 2e-4, "high": 1.0},
     "optim.weight_decay": {},
     "optim.max_norm": {},
     "scheduler.type": {},

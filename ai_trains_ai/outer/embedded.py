@@ -23,7 +23,7 @@ from ai_trains_ai.outer.chat import END, parse_calls, render
 from ai_trains_ai.pico import model_folder
 from ai_trains_ai.pico.grpo import PolicyBatch, PolicyStats, policy_gradient
 from ai_trains_ai.pico.model import Qwen3, left_pad
-from ai_trains_ai.pico.optim import AdamW
+from ai_trains_ai.pico.optim import SGD
 from ai_trains_ai.pico.stream import StreamDecoder
 from ai_trains_ai.records import (
     Checkpoint,
@@ -36,6 +36,7 @@ from ai_trains_ai.records import (
     Turn,
 )
 
+MOMENTUM = 0.9
 KEPT_ROWS = 128  # conversations whose keys and values stay cached between turns
 BURST = 16  # decoding steps before new conversations are let in
 KEPT_OPTIMIZERS = 2  # newest checkpoints that stay resumable; older ones keep their weights
@@ -193,19 +194,31 @@ class EmbeddedPolicy(Policy):
 
 
 class EmbeddedOuterTrainer(OuterTrainer):
-    """Trains all weights of the tiny outer model.
+    """Trains all weights of the tiny outer model with momentum SGD.
+
+    Not Adam: it moves every weight by about ``lr`` whatever its gradient, so that the noise of a few dozen episodes wears
+    away what the policy knew; measured, it forgot how to repair a refused submission and lost the held-out family.
 
     Args:
-        lr: AdamW's learning rate.
+        lr: learning rate. The gradient is that of the mean over episodes of the sum over tokens.
         updates: optimizer steps on each batch; ratios are clipped to ``1 ± clip``.
         clip: see ``updates``.
+        max_norm: the gradient is clipped to this norm, so that a step moves the weights by at most ``lr * max_norm``
+            (before momentum).
         model: folder of a model in the Hugging Face layout; default the shipped one.
     """
 
-    def __init__(self, lr: float = 6e-4, updates: int = 3, clip: float = 0.2, model: str | Path | None = None) -> None:
-        if lr <= 0 or updates < 1 or clip <= 0:
-            raise ConfigurationError("lr and clip must be positive and updates at least 1.")
-        self._lr, self._updates, self._clip = lr, updates, clip
+    def __init__(
+        self,
+        lr: float = 0.02,
+        updates: int = 3,
+        clip: float = 0.2,
+        max_norm: float = 0.5,
+        model: str | Path | None = None,
+    ) -> None:
+        if min(lr, clip, max_norm) <= 0 or updates < 1:
+            raise ConfigurationError("lr, clip and max_norm must be positive and updates at least 1.")
+        self._lr, self._updates, self._clip, self._max_norm = lr, updates, clip, max_norm
         self._folder = Path(model) if model else model_folder("outer")
         self._published: EmbeddedPolicy | None = None
 
@@ -214,7 +227,7 @@ class EmbeddedOuterTrainer(OuterTrainer):
         self._tokenizer = OuterTokenizer(self._folder)
         source = self._folder if checkpoint is None else run.folder / checkpoint.path
         self._model = await asyncio.to_thread(Qwen3.load, source)
-        self._optimizer = AdamW(self._model, betas=(0.9, 0.95))
+        self._optimizer = SGD(self._model, momentum=MOMENTUM, nesterov=False, max_norm=self._max_norm)
         self._version = 0
         if checkpoint is not None:
             self._version = checkpoint.version
@@ -228,16 +241,16 @@ class EmbeddedOuterTrainer(OuterTrainer):
     async def train_step(self, groups: Sequence[EpisodeGroup]) -> TrainStep:
         batches = [batch for group in groups for batch in policy_batches(group)]
         tokens = int(sum(batch.mask.sum() for batch in batches))
-        metrics = await asyncio.to_thread(self._learn, batches, len(groups)) if batches else {}
+        metrics = await asyncio.to_thread(self._learn, batches) if batches else {}
         self._version += 1
         self._publish()
         return TrainStep(self._version, metrics, tokens)
 
-    def _learn(self, batches: Sequence[PolicyBatch], groups: int) -> dict[str, float]:
+    def _learn(self, batches: Sequence[PolicyBatch]) -> dict[str, float]:
         """``updates`` steps on the same batch; on a non-finite gradient weights and moments are put back."""
         before, state = self._model.flat.copy(), self._optimizer.state()
-        # one weight per episode and a constant length: long episodes don't count less per token
-        normaliser = 100.0 * sum(batch.mask.any(-1).sum() for batch in batches)
+        # per episode, not per token: a token of a long episode counts as much as one of a short episode
+        normaliser = sum(int(batch.mask.any(-1).sum()) for batch in batches)
         first: list[PolicyStats] = []
         for _ in range(self._updates):
             stats = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,8 +132,16 @@ def _new(title: str, ylabel: str, xlabel: str = "outer step", size: tuple[float,
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise MissingDependency.of("matplotlib", "embedded") from error
-    # not pyplot: no global state, no display needed
-    figure = MatplotlibFigure(figsize=size, layout="constrained")
+
+    class Shown(MatplotlibFigure):
+        """A figure that shows itself in a notebook. Not pyplot's: no global state, no display needed."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110)
+            return buffer.getvalue()
+
+    figure = Shown(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=11)
     axes.set_xlabel(xlabel)

@@ -196,8 +196,8 @@ class EmbeddedPolicy(Policy):
 class EmbeddedOuterTrainer(OuterTrainer):
     """Trains all weights of the tiny outer model with momentum SGD.
 
-    Not Adam: it moves every weight by about ``lr`` whatever its gradient, so that the noise of a few dozen episodes wears
-    away what the policy knew; measured, it forgot how to repair a refused submission and lost the held-out family.
+    Not Adam: it moves every weight by about ``lr`` whatever its gradient, and the noise of a few dozen episodes then
+    wears away what the policy knew; measured, it forgot how to repair a submission and lost the held-out family.
 
     Args:
         lr: learning rate. The gradient is that of the mean over episodes of the sum over tokens.

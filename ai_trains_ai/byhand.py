@@ -112,10 +112,10 @@ async def run_job(
         if result.status == "succeeded":
             evaluation = await bench.evaluation.trained(found, bench.runner, handle, job.base_model)
         await bench.runner.release(handle)
-    from ai_trains_ai.evaluation import paired_stderr
+    from ai_trains_ai.evaluation import paired_difference
 
-    stderr = paired_stderr(evaluation, baselines) if evaluation else 0.0
-    outcome = EpisodeOutcome(found, 1, 1, report, result, evaluation, baselines, stderr)
+    paired, stderr = paired_difference(evaluation, baselines) if evaluation else (0.0, 0.0)
+    outcome = EpisodeOutcome(found, 1, 1, report, result, evaluation, baselines, paired, stderr)
     paid = Registry().resolve("reward", reward)(outcome)
     return JobReport(found, evolve(report, rows=()), result, evaluation, baselines, paid)
 

@@ -117,9 +117,10 @@ def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: b
 
 def main() -> None:
     """Entry point: library errors become one line and exit code 1."""
-    from ai_trains_ai.threads import single_thread
+    from ai_trains_ai.threads import keep_memory, single_thread
 
     single_thread()
+    keep_memory()
     try:
         app()
     except RunInterrupted as stopped:

@@ -23,7 +23,8 @@ def to_data(record: object) -> Any:
 
 def to_json(record: object) -> str:
     """A record as compact JSON text."""
-    return json.dumps(to_data(record), separators=(",", ":"), ensure_ascii=False)
+    # ASCII: an agent may write lone surrogates, which no UTF-8 file takes
+    return json.dumps(to_data(record), separators=(",", ":"))
 
 
 def from_data(data: Any, kind: type[T]) -> T:

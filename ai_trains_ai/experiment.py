@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import signal
 import threading
@@ -13,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
 from ai_trains_ai.blocking import run_blocking
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, RunFolderError
-from ai_trains_ai.events import Event
+from ai_trains_ai.events import Event, StepFinished
 from ai_trains_ai.interfaces import TaskFamily
 from ai_trains_ai.loop.settings import LoopSettings, Parts
 from ai_trains_ai.plugins import Registry, Spec
@@ -27,6 +28,8 @@ from ai_trains_ai.report.run import Run
 from ai_trains_ai.session import Observers, open_context
 from ai_trains_ai.store import RunFolder, Store
 from ai_trains_ai.threads import single_thread, usable_cores
+
+logger = logging.getLogger(__name__)
 
 PARTS = {"outer": "outer_trainer", "inner": "job_runner", "reward": "reward", "sandbox": "sandbox"}
 LISTS = {"families": "task_family", "held_out": "task_family", "trackers": "tracker"}
@@ -83,8 +86,15 @@ class Experiment:
 
     @classmethod
     def embedded(cls, **changes: Any) -> Experiment:
-        """Both loops for real on this machine's CPU: no key, no network, no GPU. ``changes`` replace any argument."""
-        single_thread()
+        """Both loops for real on this machine's CPU: no key, no network, no GPU. ``changes`` replace any argument.
+
+        Asks NumPy for one BLAS thread a process (by environment variable) unless the user chose otherwise.
+        """
+        if not single_thread():
+            logger.warning(
+                "NumPy was imported before with several BLAS threads a process, which fight for the cores: set "
+                "OPENBLAS_NUM_THREADS=1 (and OMP_, MKL_NUM_THREADS) before the first import to run faster."
+            )
         defaults: dict[str, Any] = {
             "outer": Spec("outer_trainer", "embedded"),
             "inner": Spec("job_runner", "embedded"),
@@ -114,38 +124,46 @@ class Experiment:
         """
         require_verifiers()
         folder, steps = self._folder(out), self._steps(steps)
+        parts = self._parts()  # a wrong part fails here, before anything is written
         with contextlib.ExitStack() as stack:
             if self._resuming is None:
                 folder.create(self._config(steps))
             stack.enter_context(folder.writer())
             store = Store.open(folder.database) if self._resuming else Store.create(folder.database)
             stack.callback(store.close)
-            observers = Observers(self.registry.observers())
+            store.set_meta(steps=steps)
+            usage = _Usage(store)
+            stack.callback(usage.save)
+            watching = [*self.registry.observers(), ("usage", usage.on_event)]
             if on_event is not None:
-                observers = Observers([*self.registry.observers(), ("on_event", on_event)])
-            await self._run_loop(folder, store, steps, observers)
+                watching.append(("on_event", on_event))
+            await self._run_loop(folder, store, parts, steps, Observers(watching))
         return Run(folder.path)
 
     def run_sync(self, steps: int | None = None, **options: Any) -> Run:
         """`run` for scripts; also works in a notebook cell."""
         return run_blocking(self.run(steps, **options))
 
-    async def _run_loop(self, folder: RunFolder, store: Store, steps: int, observers: Observers) -> None:
+    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int, observers: Observers) -> None:
         from ai_trains_ai.evaluation import HiddenEvaluation
         from ai_trains_ai.families.hidden import reserved
         from ai_trains_ai.loop import OuterLoop
         from ai_trains_ai.validation import Validator
 
-        parts = self._parts()
         parts.sandbox.preload(*parts.runner.sandbox_preload)
         run = open_context(folder, store, parts.sandbox, self.budget, self.settings.seed, observers)
-        surface, models = parts.runner.config_surface(), parts.runner.base_models()
-        validator = Validator(parts.sandbox, surface, models, reserved=reserved)
+
+        def make_validator() -> Validator:
+            surface, models = parts.runner.config_surface(), parts.runner.base_models()
+            return Validator(parts.sandbox, surface, models, reserved=reserved)
+
         evaluation = HiddenEvaluation(parts.families, folder.secret(), n=self.settings.eval_items)
         for tracker in parts.trackers:
             tracker.open(folder.path, folder.path.name, folder.read_config())
-        loop = OuterLoop(parts, self.settings, run, validator, evaluation)
-        with _usage(store), _interrupts(loop.stop):
+            for step in store.steps():  # a step may have been stored and not logged when a run was killed
+                tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
+        loop = OuterLoop(parts, self.settings, run, make_validator, evaluation)
+        with _interrupts(loop.stop):
             try:
                 await loop.run(steps)
             except BaseExceptionGroup as group:
@@ -164,7 +182,12 @@ class Experiment:
         if both:
             raise ConfigurationError(f"{', '.join(sorted(both))} can't be trained on and held out at once.")
         families = {family.name: family for family in [*train, *held_out]}
-        return families, [t for f in train for t in f.tasks()], [t for f in held_out for t in f.tasks()]
+
+        def tasks(found: Sequence[TaskFamily]) -> list[Task]:
+            attempts = self.settings.attempts
+            return [evolve(t, limits=evolve(t.limits, attempts=attempts)) for family in found for t in family.tasks()]
+
+        return families, tasks(train), tasks(held_out)
 
     def _parts(self) -> Parts:
         resolve = self.registry.resolve
@@ -195,7 +218,9 @@ class Experiment:
         if steps is None:
             if self._resuming is None:
                 raise ConfigurationError("Say how many steps to run: experiment.run(steps=20).")
-            steps = int(self._resuming.read_config()["steps"])
+            store = Store.open(self._resuming.database, write=False)
+            with contextlib.closing(store):
+                steps = int(store.meta("steps") or self._resuming.read_config()["steps"])
         if steps < 1:
             raise ConfigurationError(f"steps must be at least 1, not {steps}.")
         return steps
@@ -208,12 +233,20 @@ class Experiment:
         return config
 
 
-def resume(path: str | Path, *, plugins: Sequence[object] = (), **parts: Any) -> Experiment:
+def resume(
+    path: str | Path, *, plugins: Sequence[object] = (), budget: Budget | None = None, **parts: Any
+) -> Experiment:
     """The experiment of a run folder, ready to go on: ``await ata.resume("runs/x").run()``.
 
-    ``parts`` replace what the run was started with; parts that were instances or classes without an importable name
-    must be given again. Raises `RunFolderError` when the folder is no run or of another version.
+    ``parts`` (and ``budget``) replace what the run was started with; parts that were instances or classes must be given
+    again. Raises `RunFolderError` when the folder is no run or of another version.
     """
+    unknown = set(parts) - {*PARTS, *LISTS}
+    if unknown:
+        raise ConfigurationError(
+            f"resume() takes no {', '.join(sorted(unknown))}. "
+            f"It takes {', '.join([*PARTS, *LISTS])}, budget and plugins."
+        )
     folder = RunFolder(Path(path)).require()
     Store.open(folder.database, write=False).close()
     config = folder.read_config()
@@ -221,7 +254,8 @@ def resume(path: str | Path, *, plugins: Sequence[object] = (), **parts: Any) ->
     try:
         for name in [*PARTS, *LISTS]:
             given[name] = parts[name] if name in parts else _revive(name, config["parts"][name])
-        experiment = Experiment(**given, budget=Budget(**config["budget"]), plugins=plugins, **config["settings"])
+        budget = budget or Budget(**config["budget"])
+        experiment = Experiment(**given, budget=budget, plugins=plugins, **config["settings"])
     except KeyError as error:
         raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
     experiment._resuming = folder
@@ -229,18 +263,26 @@ def resume(path: str | Path, *, plugins: Sequence[object] = (), **parts: Any) ->
 
 
 def _describe(part: Any) -> Any:
-    """A part as the configuration file holds it."""
+    """A part as the configuration file holds it: by name where it has one, else as a note of what it was."""
     if isinstance(part, str):
         return {"name": part}
-    if isinstance(part, Spec):
-        described: dict[str, Any] = {"name": part.name}
-        if part.arguments:
-            described["arguments"] = {
-                k: {"spec": v.kind, **_describe(v)} if isinstance(v, Spec) else v for k, v in part.arguments.items()
-            }
-        return described
-    kind = part if isinstance(part, type) else type(part)
-    return {"instance": f"{kind.__module__}:{kind.__qualname__}"}
+    if not isinstance(part, Spec):
+        kind = part if isinstance(part, type) else type(part)
+        return {"instance": f"{kind.__module__}:{kind.__qualname__}"}
+    described: dict[str, Any] = {"name": part.name}
+    arguments = {k: _describe_argument(v) for k, v in part.arguments.items() if v is not None}
+    lost = [value for value in arguments.values() if isinstance(value, dict) and "instance" in value]
+    if lost:
+        return lost[0]
+    return described | ({"arguments": arguments} if arguments else {})
+
+
+def _describe_argument(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return {"spec": value.kind, **_describe(value)}
+    if isinstance(value, Path):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool)) else _describe(value)
 
 
 def _revive(name: str, described: Any) -> Any:
@@ -271,23 +313,31 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-@contextlib.contextmanager
-def _usage(store: Store) -> Iterator[None]:
-    """Add this session's wall and CPU seconds (children included) to the run's."""
+class _Usage:
+    """Wall and CPU seconds of a run over all its sessions, saved after every step: a killed session counts too.
 
-    def cpu() -> float:
+    The CPU time of children is known once they have ended; that of a killed session's sandbox is lost.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._before = (store.meta("wall_seconds", 0.0), store.meta("cpu_seconds", 0.0))
+        self._start = (time.monotonic(), self._cpu())
+
+    @staticmethod
+    def _cpu() -> float:
         usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
-    wall, busy = time.monotonic(), cpu()
-    try:
-        yield
-    finally:
-        store.set_meta(
-            wall_seconds=store.meta("wall_seconds", 0.0) + time.monotonic() - wall,
-            cpu_seconds=store.meta("cpu_seconds", 0.0) + cpu() - busy,
-            cores=usable_cores(),
+    def save(self) -> None:
+        wall, busy = time.monotonic() - self._start[0], self._cpu() - self._start[1]
+        self._store.set_meta(
+            wall_seconds=self._before[0] + wall, cpu_seconds=self._before[1] + busy, cores=usable_cores()
         )
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StepFinished):
+            self.save()
 
 
 @contextlib.contextmanager

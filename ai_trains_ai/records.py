@@ -299,7 +299,8 @@ class EpisodeOutcome:
     """All that a reward function sees.
 
     ``attempts`` counts submissions; ``valid_attempt`` is the number of the valid one (``None``: none was).
-    ``uplift_stderr`` is the standard error of the paired difference to the best untrained baseline.
+    ``paired_uplift`` is the mean difference to the best untrained baseline over the items that both answered, and
+    ``uplift_stderr`` its standard error; the uplift that is paid is over the baseline's own, tighter mean.
     """
 
     task: Task
@@ -309,6 +310,7 @@ class EpisodeOutcome:
     job: JobResult | None = None
     evaluation: Evaluation | None = None
     baselines: tuple[Baseline, ...] = ()
+    paired_uplift: float = 0.0
     uplift_stderr: float = 0.0
     tampered: str = ""
 
@@ -398,7 +400,9 @@ class Episode:
     """One outer rollout on one task, finished.
 
     ``status`` "infrastructure" masks the episode from training. ``policy_versions`` are all versions that sampled in
-    it; ``end`` says how the agent stopped (``submitted``, ``attempts``, ``turns``, ``prose``, ``context``).
+    it; ``end`` says how the agent stopped (``submitted``, ``attempts``, ``turns``, ``prose``, ``context``); ``post``
+    and ``uplift`` are the hidden score of its trained model and the difference to the best untrained one; ``note`` is
+    the reason of an infrastructure failure.
     """
 
     id: str
@@ -415,8 +419,11 @@ class Episode:
     reports: tuple[ValidationReport, ...] = field(default=(), repr=False)
     job_id: str = ""
     base_model: str = ""
+    post: float | None = None
+    uplift: float | None = None
     reward: Reward | None = None
     seconds: float = 0.0
+    note: str = ""
 
 
 @frozen

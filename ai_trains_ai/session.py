@@ -64,7 +64,7 @@ def open_context(
 
     def fleet(provider: GPUProvider) -> Fleet:
         if id(provider) not in fleets:
-            fleets[id(provider)] = Fleet(provider, ledger, time.time, f"ata-{folder.path.name}")
+            fleets[id(provider)] = Fleet(provider, ledger, time.time, f"ata-{store.meta('run_id')}")
         return fleets[id(provider)]
 
     return RunContext(

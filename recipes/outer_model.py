@@ -1,6 +1,6 @@
 """How the tiny outer model was made: supervised learning on the transcripts of an unreliable scripted author.
 
-    python recipes/outer_model.py [--out DIR] [--transcripts 1500] [--steps 400] [--seed 0]
+    python recipes/outer_model.py [--out DIR] [--transcripts 1500] [--steps 700] [--seed 0]
 
 Transcripts are real episodes: the author of `job_grammar` works in a real workspace and the real validator answers it.
 The model imitates the author, so it starts as unreliable as he is. What the outer RL later finds lies within what this
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("ai_trains_ai/pico/models/outer"))
     parser.add_argument("--transcripts", type=int, default=1_500)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     begin = time.monotonic()

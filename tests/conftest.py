@@ -47,7 +47,7 @@ class Rows(vf.Taskset[Worked, vf.TasksetConfig]):
         for row in practice("{family}", {low}, {high}):
             yield Worked(Row(**row), self.config.task)
 """
-JOB = 'base_model = "pico-m"\n\n[prime_rl]\nmax_steps = 2\nbatch_size = 16\noptim.lr = 1e-3\n'
+JOB = 'base_model = "pico-m"\n\n[prime_rl]\nmax_steps = 3\nbatch_size = 24\noptim.lr = 1e-3\n'
 
 
 def environment(family: str = "chained-arithmetic", low: int = 2, high: int = 3) -> str:

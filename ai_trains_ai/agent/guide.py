@@ -17,7 +17,7 @@ A verifiers v1 module (`import verifiers.v1 as vf`) with exactly one Taskset in 
 * a `vf.Taskset[Task, vf.TasksetConfig]` subclass yields tasks from `load()`: finite, and the same on every load.
 
 `from ai_trains_ai.families.practice import practice` gives public practice rows of a family:
-`practice(family, low, high, n=256, seed=0)` returns mappings with prompt, answer and steps. A reply is scored by what
+`practice(family, low, high, n=128, seed=0)` returns mappings with prompt, answer and steps. A reply is scored by what
 follows its last "so"; a worked reply gives the steps first.
 
 `probes.jsonl` is optional, one object a line: `{"replies": ["..."], "min": 0.9}` or `{"replies": ["x"], "max": 0.1}`.

@@ -9,6 +9,7 @@ from typing import Any
 from ai_trains_ai.errors import WorkspaceError
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.records import Limits, SandboxResult
+from ai_trains_ai.sandbox.script import changed_files
 from ai_trains_ai.workspace import Workspace
 
 SCRIPT_LIMITS = Limits(wall_seconds=10.0, cpu_seconds=8, result_bytes=2 << 20)
@@ -75,19 +76,8 @@ async def run_python(workspace: Workspace, path: str, sandbox: Sandbox) -> tuple
         files=workspace.files,
         limits=SCRIPT_LIMITS,
     )
-    return _take_files(workspace, result), _describe(result)
-
-
-def _take_files(workspace: Workspace, result: SandboxResult) -> Workspace:
-    for kind, data in result.frames:
-        header, _, body = data.partition(b"\n")
-        try:
-            path = json.loads(header)["path"]
-            if kind == "file" and path not in workspace.read_only:
-                workspace = workspace.write(path, body.decode("utf-8"))
-        except (ValueError, KeyError, TypeError, WorkspaceError):
-            continue  # a file that no workspace takes: binary, oddly named, too large
-    return workspace
+    changed, refused = workspace.merge(changed_files(result))
+    return changed, "\n".join([_describe(result), *refused])
 
 
 def _describe(result: SandboxResult) -> str:

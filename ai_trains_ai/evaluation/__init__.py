@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ai_trains_ai.evaluation.hidden import HiddenEvaluation, paired_stderr
+from ai_trains_ai.evaluation.hidden import HiddenEvaluation, paired_difference
 
-__all__ = ["HiddenEvaluation", "paired_stderr"]
+__all__ = ["HiddenEvaluation", "paired_difference"]

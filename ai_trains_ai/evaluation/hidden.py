@@ -110,10 +110,10 @@ class HiddenEvaluation:
         return int.from_bytes(hashlib.sha256(self._secret + f"{task.id}/{purpose}".encode()).digest()[:8], "big")
 
 
-def paired_stderr(evaluation: Evaluation, baselines: Sequence[Baseline]) -> float:
-    """Standard error of the mean difference to the best baseline over the items that both answered."""
+def paired_difference(evaluation: Evaluation, baselines: Sequence[Baseline]) -> tuple[float, float]:
+    """Mean difference to the best baseline over the items that both answered, and its standard error."""
     if not baselines:
-        return evaluation.stderr
+        return evaluation.mean, evaluation.stderr
     best = max(baselines, key=lambda baseline: baseline.evaluation.mean)
     pairs = zip(evaluation.items, best.evaluation.items, strict=False)
-    return mean_and_stderr([after.score - before.score for after, before in pairs])[1]
+    return mean_and_stderr([after.score - before.score for after, before in pairs])

@@ -8,7 +8,7 @@ from typing import Any
 from ai_trains_ai.families import load
 
 
-def practice(family: str, low: int, high: int, n: int = 256, seed: int = 0) -> list[dict[str, Any]]:
+def practice(family: str, low: int, high: int, n: int = 128, seed: int = 0) -> list[dict[str, Any]]:
     """``n`` public problems of a family, solved in ``low`` to ``high`` steps.
 
     Never one of the hidden class. Small problem spaces repeat rows.

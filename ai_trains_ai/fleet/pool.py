@@ -7,7 +7,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 
-from ai_trains_ai.errors import NoCapacity
+from ai_trains_ai.errors import NoCapacity, ProviderError
 from ai_trains_ai.fleet.ledger import Ledger
 from ai_trains_ai.interfaces import GPUProvider
 from ai_trains_ai.records import Charge, Lease, Offer, Pod, PodRequest, PodSpec
@@ -78,8 +78,14 @@ class Fleet:
                     await self._changed.wait()
 
     async def close(self) -> None:
-        """Terminate every pod. Idempotent."""
+        """Terminate every pod. Idempotent. Every pod is tried; what failed is raised at the end, by name."""
+        failed: list[str] = []
         for pod_id in list(self._pods):
-            await self._provider.terminate(pod_id)
-            del self._pods[pod_id], self._free[pod_id]
+            try:
+                await self._provider.terminate(pod_id)
+                del self._pods[pod_id], self._free[pod_id]
+            except Exception as error:
+                failed.append(f"{pod_id} ({error})")
         await self._provider.close()
+        if failed:
+            raise ProviderError(f"Not terminated, and still costing money: {', '.join(failed)}. End them by hand.")

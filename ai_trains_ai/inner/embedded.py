@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cache
 
 from attrs import define, field
 
@@ -42,7 +44,7 @@ _CHANGES: Mapping[str, Mapping[str, object]] = {
     "batch_size": {"default": 40, "low": 4, "high": 256},
     "group_size": {"high": 32},
     "optim.type": {},
-    "optim.lr": {"default": 2e-4, "high": 1.0},
+    "optim.lr": {"default": 1e-4, "high": 1.0},
     "optim.weight_decay": {},
     "optim.max_norm": {},
     "scheduler.type": {},
@@ -82,6 +84,11 @@ class EmbeddedJobRunner(InnerJobRunner):
     def __init__(self, provider: GPUProvider | None = None, slots: int | None = None) -> None:
         if provider is not None and slots is not None:
             raise ConfigurationError("Give the embedded runner a provider or a number of slots, not both.")
+        if provider is not None and not isinstance(provider, GPUProvider):
+            raise ConfigurationError(
+                f"provider={provider!r} is no GPUProvider. Pass an instance, or let the experiment make it: "
+                'ata.job_runner("embedded", provider=…) takes a name or a class too.'
+            )
         self._provider, self._slots = provider, slots
         self._jobs: dict[str, _Running] = {}
 
@@ -91,6 +98,7 @@ class EmbeddedJobRunner(InnerJobRunner):
 
             self._provider = LocalProvider(self._slots)
         self._run = run
+        self._jobs = {}  # a runner may be used for another run, or for the same one again
         self._fleet: Fleet = run.fleet(self._provider)
         await self._fleet.start()
         self._server: Sandbox = run.sandbox.another((f"{JOB}:warm_up",))
@@ -183,10 +191,7 @@ class EmbeddedJobRunner(InnerJobRunner):
         weights = [data for kind, data in result.frames if kind == "weights"]
         failure = _failure(result, weights)
         if failure is None:
-            try:
-                self._jobs[job.id].weights = check_weights(job.base_model, weights[0])
-            except UntrustedDataError as error:
-                failure = JobFailure("agent", "bad-weights", str(error), "checked outside the job")
+            failure = self._keep(job, weights[0])
         return JobResult(
             job.id,
             "failed" if failure else "succeeded",
@@ -197,6 +202,19 @@ class EmbeddedJobRunner(InnerJobRunner):
             metrics=tuple(metrics[: int(job.config["max_steps"])]),
             guarantees=self._run.sandbox.guarantees.text(),
         )
+
+    def _keep(self, job: TrainingJob, weights: bytes) -> JobFailure | None:
+        """Take the weights for serving, unless they don't fit or are those of the base model."""
+        evidence = "checked outside the job"
+        try:
+            check_weights(job.base_model, weights)
+        except UntrustedDataError as error:
+            return JobFailure("agent", "bad-weights", str(error), evidence)
+        if weights == _base_weights(job.base_model):
+            message = "the weights are those of the base model: every step left them as they were"
+            return JobFailure("agent", "did-not-train", message, evidence)
+        self._jobs[job.id].weights = weights
+        return None
 
     # ------------------------------------------------------------------------------------------ serving
 
@@ -260,12 +278,19 @@ class _Served(ServedModel):
         return replies
 
 
-def check_weights(base_model: str, data: bytes) -> bytes:
-    """``data`` if it is a well-formed checkpoint of ``base_model``; else `UntrustedDataError` names the tensor."""
+def check_weights(base_model: str, data: bytes) -> None:
+    """Raise `UntrustedDataError` naming the tensor unless ``data`` is a well-formed checkpoint of ``base_model``."""
     from ai_trains_ai.pico.checkpoint import from_bytes, read_config
 
     from_bytes(read_config(model_folder(base_model)), data)
-    return data
+
+
+@cache
+def _base_weights(name: str) -> bytes:
+    """The base model as a job that changes nothing would send it."""
+    from ai_trains_ai.pico.model import Qwen3
+
+    return Qwen3.load(model_folder(name)).to_bytes()
 
 
 def _failure(result: SandboxResult, weights: Sequence[bytes]) -> JobFailure | None:
@@ -282,12 +307,12 @@ def _failure(result: SandboxResult, weights: Sequence[bytes]) -> JobFailure | No
 
 
 def _progress(data: bytes) -> dict[str, float] | None:
-    """A progress frame as numbers; ``None`` for anything else, since agent code can send frames too."""
+    """A progress frame as finite numbers; ``None`` for anything else, since agent code can send frames too."""
     try:
-        values = json.loads(data[:4096])
-        return {str(k)[:40]: float(v) for k, v in values.items()} if "step" in values else None
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        values = {str(k)[:40]: float(v) for k, v in json.loads(data[:4096]).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+    return values if "step" in values and all(map(math.isfinite, values.values())) else None
 
 
 def _parameters(config: Mapping[str, int]) -> int:

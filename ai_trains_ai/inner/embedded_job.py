@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ai_trains_ai.environments.seat import Generation, Rollout
 
 MODELS = ("pico-s", "pico-m")
+TOKENS = 4.0  # the loss is per so many tokens of a rollout, whatever its length: long replies don't count less
 MAX_ERROR_SHARE = 0.25  # of a step's rollouts: above it the environment is broken, not unlucky
 
 
@@ -54,33 +55,49 @@ class Sampler:
         self._model, self._tokenizer = model, tokenizer
         self._temperature, self._max_tokens = temperature, max_tokens
         self._rng = np.random.default_rng(seed)
+        self._said: dict[str, list[int]] = {}
+
+    def forget(self) -> None:
+        """Start new conversations: token ids of the old ones are dropped."""
+        self._said.clear()
 
     def generate(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[Generation]:
-        """One reply per conversation. Base models know no roles: contents are put after one another."""
+        """One reply per conversation. Base models know no roles: contents are put after one another.
+
+        A later turn extends the very ids that were sampled before (their end token included), never a re-encoding.
+        """
         from ai_trains_ai.environments.seat import Generation
 
-        texts = ["".join(message["content"] for message in conversation) for conversation in conversations]
+        texts = [tuple(message["content"] for message in conversation) for conversation in conversations]
         replies: list[Generation] = []
         for prompts, count in _runs(texts):
-            ids = [self._tokenizer.encode(prompt) for prompt in prompts]
+            ids = [self._ids(prompt) for prompt in prompts]
             drawn = sample_groups(
                 self._model, ids, count, self._max_tokens, self._temperature, self._rng, self._tokenizer.eos_id
             )
             for row, length in enumerate(drawn.lengths.tolist()):
                 tokens, logprobs = drawn.tokens[row, :length].tolist(), drawn.logprobs[row, :length].tolist()
                 replies.append(Generation(self._tokenizer.decode(tokens), ids[row // count], tokens, logprobs))
+                said = "".join(prompts[row // count]) + replies[-1].text
+                self._said[said] = [*ids[row // count], *tokens]
         return replies
 
+    def _ids(self, contents: Sequence[str]) -> list[int]:
+        before = self._said.get("".join(contents[:-1])) if len(contents) > 1 else None
+        if before is not None:
+            return before + self._tokenizer.encode(contents[-1])
+        return self._tokenizer.encode("".join(contents))
 
-def _runs(texts: Sequence[str]) -> Iterator[tuple[list[str], int]]:
+
+def _runs(texts: Sequence[tuple[str, ...]]) -> Iterator[tuple[list[tuple[str, ...]], int]]:
     """Split into stretches of prompts that repeat equally often: ``a a b b c`` is ``([a, b], 2)``, ``([c], 1)``."""
-    blocks: list[tuple[str, int]] = []
+    blocks: list[tuple[tuple[str, ...], int]] = []
     for text in texts:
         if blocks and blocks[-1][0] == text:
             blocks[-1] = (text, blocks[-1][1] + 1)
         else:
             blocks.append((text, 1))
-    prompts: list[str] = []
+    prompts: list[tuple[str, ...]] = []
     count = blocks[0][1] if blocks else 0
     for text, repeats in blocks:
         if repeats != count:
@@ -154,6 +171,7 @@ class Trainer:
         group = self._config["group_size"]
         prompts = self._config["batch_size"] // group
         chosen = [self._tasks[(step * prompts + i) % len(self._tasks)] for i in range(prompts)]
+        self._sampler.forget()
         rollouts = run_episodes(self._scorer, [task for task in chosen for _ in range(group)], self._sampler.generate)
         broken = [rollout.error or "it ended before the model spoke" for rollout in rollouts if not _usable(rollout)]
         if len(broken) > MAX_ERROR_SHARE * len(rollouts):
@@ -163,8 +181,11 @@ class Trainer:
     def _update(self, step: int, rollouts: Sequence[Rollout], rewards: np.ndarray) -> PolicyStats:
         config = self._config
         shape = (-1, config["group_size"])
-        advantages = group_advantages(rewards.reshape(shape), std_normalise=config["advantage.normalize_std"])
         usable = np.array([_usable(rollout) for rollout in rollouts]).reshape(shape)
+        # a rollout that failed takes the mean of its group: it then has no advantage and moves nobody else's
+        known = np.where(usable, rewards.reshape(shape), 0.0).sum(1) / np.maximum(1, usable.sum(1))
+        filled = np.where(usable, rewards.reshape(shape), known[:, None])
+        advantages = group_advantages(filled, std_normalise=config["advantage.normalize_std"])
         advantages[~usable] = 0.0
         useful = np.flatnonzero(np.abs(advantages).sum(1) > 1e-6)
         if not len(useful):
@@ -182,7 +203,7 @@ class Trainer:
                 temperature=self._temperature or 1.0,  # greedy replies carry log-probabilities of temperature 1
                 clip_low=config["loss.ratio_clip"],
                 clip_high=config["loss.ratio_clip"],
-                normaliser=4.0 * len(rollouts),
+                normaliser=TOKENS * len(rollouts),
             )
             self._optimizer.step(float(config["optim.lr"]) * factor)
         return stats
@@ -210,13 +231,19 @@ def _batch(rollouts: Sequence[Rollout], advantages: np.ndarray, group: int) -> P
 
 
 def _tokens(rollout: Rollout) -> tuple[list[int], list[bool], list[float]]:
-    """Tokens after the first prompt, whether each was sampled, and its log-probability (0 where not)."""
+    """Tokens after the first prompt, whether each was sampled, and its log-probability (0 where not).
+
+    Ends where a turn's prompt is no extension of what came before: the model never saw the joined text.
+    """
     ids: list[int] = []
     sampled: list[bool] = []
     logprobs: list[float] = []
-    start = len(rollout.turns[0].prompt_ids) if rollout.turns else 0
+    first = list(rollout.turns[0].prompt_ids) if rollout.turns else []
     for turn in rollout.turns:
-        context = list(turn.prompt_ids)[start + len(ids) :]
+        seen = first + ids
+        context = list(turn.prompt_ids)[len(seen) :]
+        if list(turn.prompt_ids)[: len(seen)] != seen:
+            break
         ids += [*context, *turn.ids]
         sampled += [False] * len(context) + [True] * len(turn.ids)
         logprobs += [0.0] * len(context) + list(turn.logprobs)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from attrs import evolve
 
 from ai_trains_ai.agent import Rollout, open_workspace, opening, play
 from ai_trains_ai.agent.rollout import segments
-from ai_trains_ai.errors import SandboxError
-from ai_trains_ai.evaluation import HiddenEvaluation, paired_stderr
+from ai_trains_ai.errors import PolicyError, ProviderError, SandboxError
+from ai_trains_ai.evaluation import HiddenEvaluation, paired_difference
 from ai_trains_ai.events import (
     BaselineMeasured,
     EpisodeFinished,
@@ -22,7 +24,7 @@ from ai_trains_ai.events import (
     JobStarted,
     SubmissionValidated,
 )
-from ai_trains_ai.interfaces import Policy, RunContext
+from ai_trains_ai.interfaces import Policy, RunContext, Sandbox
 from ai_trains_ai.loop.groups import PlannedGroup
 from ai_trains_ai.loop.settings import LoopSettings, Parts
 from ai_trains_ai.records import (
@@ -32,6 +34,7 @@ from ai_trains_ai.records import (
     Evaluation,
     JobHandle,
     JobResult,
+    SandboxResult,
     Submission,
     Task,
     TrainingJob,
@@ -42,6 +45,9 @@ from ai_trains_ai.validation import Validator
 
 logger = logging.getLogger(__name__)
 
+# what may fail without anybody's fault: the episode is then masked
+INFRASTRUCTURE = (SandboxError, ProviderError, PolicyError)
+
 
 class Episodes:
     """Plays episodes of a run. Everything that took time is stored the moment it is done."""
@@ -51,7 +57,7 @@ class Episodes:
     ) -> None:
         self._parts, self._settings, self._run = parts, settings, run
         self._validator, self._evaluation = validator, evaluation
-        self._validating = asyncio.Semaphore(usable_cores())  # more at once would only make each slower
+        self._gate = asyncio.Semaphore(usable_cores())  # sandboxed runs of agents; more at once only slows each
 
     async def baselines(self, task: Task) -> tuple[Baseline, ...]:
         """Every untrained base model on a task; measured once a run."""
@@ -66,27 +72,30 @@ class Episodes:
         """A new episode under ``policy``."""
         run, task, begin = self._run, group.task, self._run.clock()
         episode_id = f"{group.id}e{index}"
+        run.store.forget_submissions(episode_id)  # of a session that was killed in the middle of it
         run.emit(EpisodeStarted(episode_id, task.id, policy.version, time=begin))
         try:
             rollout = await self._converse(episode_id, task, policy)
-        except SandboxError as error:
-            logger.warning("Episode %s is masked: %s", episode_id, error)
-            episode = Episode(episode_id, group.id, task.id, index, "infrastructure", "sandbox", (), (), (), 0, None)
-            return self._finish(evolve(episode, seconds=run.clock() - begin))
+            baselines = await self.baselines(task)
+        except INFRASTRUCTURE as error:
+            blank = Episode(episode_id, group.id, task.id, index, "infrastructure", "", (), (), (), 0, None)
+            return self._masked(evolve(blank, seconds=run.clock() - begin), error)
         episode = self._draft(episode_id, group, index, rollout, run.clock() - begin)
         if rollout.submission is None or rollout.report is None:
-            outcome = EpisodeOutcome(task, episode.attempts, None, baselines=await self.baselines(task))
+            outcome = EpisodeOutcome(task, episode.attempts, None, baselines=baselines)
             return self._finish(evolve(episode, reward=self._parts.reward(outcome)))
         job = self._job(episode, task, rollout.submission, rollout.report)
         episode = evolve(episode, job_id=job.id, base_model=job.base_model)
-        run.store.save_intent(episode, job, JobHandle(job.id))
-        return await self._run_job(episode, task, job)
+        handle = JobHandle(job.id)
+        run.store.save_intent(episode, job, handle)
+        return await self._complete(episode, task, job, handle, None)
 
     async def resume(self, episode: Episode, task: Task) -> Episode:
-        """An episode that had submitted its job when the run stopped: find the job again, or run it again."""
+        """An episode that had submitted its job when the run stopped: go on from the last thing that was stored."""
         job, handle, result = self._run.store.job(episode.job_id)
-        attached = None if result else await self._parts.runner.attach(handle)
-        return await self._run_job(episode, task, job, attached)
+        if result is not None and result.status in ("lost", "cancelled"):
+            result = None  # nobody's verdict: run it again
+        return await self._complete(episode, task, job, handle, result)
 
     async def _converse(self, episode_id: str, task: Task, policy: Policy) -> Rollout:
         parts, settings = self._parts, self._settings
@@ -94,8 +103,12 @@ class Episodes:
         shown = await self.baselines(task) if settings.show_baselines else None
 
         async def validate(submission: Submission) -> ValidationReport:
-            async with self._validating:
-                report = await self._validator.validate(submission, task, parts.families[task.family])
+            async with self._gate:
+                try:
+                    report = await self._validator.validate(submission, task, parts.families[task.family])
+                except SandboxError as error:
+                    logger.warning("Validation of %s is tried once more: %s", episode_id, error)
+                    report = await self._validator.validate(submission, task, parts.families[task.family])
             self._run.store.save_submission(submission, report)
             event = SubmissionValidated(episode_id, submission.attempt, report, time=self._run.clock())
             self._run.emit(event)
@@ -107,9 +120,9 @@ class Episodes:
             open_workspace(task, models, shown, surface),
             policy,
             validate,
-            parts.sandbox,
+            _Gated(parts.sandbox, self._gate),
             evolve(settings.params, seed=self._seed(episode_id)),
-            settings.attempts,
+            task.limits.attempts,
         )
 
     def _draft(self, episode_id: str, group: PlannedGroup, index: int, rollout: Rollout, seconds: float) -> Episode:
@@ -144,29 +157,36 @@ class Episodes:
             submission.content_hash,
         )
 
-    async def _run_job(
-        self, episode: Episode, task: Task, job: TrainingJob, handle: JobHandle | None = None
+    async def _complete(
+        self, episode: Episode, task: Task, job: TrainingJob, handle: JobHandle, result: JobResult | None
     ) -> Episode:
+        """Job, hidden evaluation and reward, as far as they aren't stored yet."""
         run, runner, begin = self._run, self._parts.runner, self._run.clock()
-        baselines = await self.baselines(task)
-        if handle is None:
-            handle = await runner.submit(job)
-            run.store.save_handle(handle)
+        try:
+            evaluation = run.store.evaluation_of(job.id)
+            if result is None or (result.status == "succeeded" and evaluation is None):
+                result, handle = await self._run_job(episode, job, handle)
+            if result.status == "succeeded" and evaluation is None:
+                evaluation = await self._evaluation.trained(task, runner, handle, job.base_model)
+                run.store.save_evaluation("job", evaluation, job.id)
+                run.emit(Evaluated(evaluation, job.id, time=run.clock()))
+            paid = self._paid(episode, task, result, evaluation, await self.baselines(task))
+            return self._finish(evolve(paid, seconds=episode.seconds + run.clock() - begin))
+        except INFRASTRUCTURE as error:
+            return self._masked(evolve(episode, seconds=episode.seconds + run.clock() - begin), error)
+        finally:
+            await runner.release(handle)
+
+    async def _run_job(self, episode: Episode, job: TrainingJob, handle: JobHandle) -> tuple[JobResult, JobHandle]:
+        """Find the job again, or run it."""
+        run, runner = self._run, self._parts.runner
+        handle = await runner.attach(handle) or await runner.submit(job)
+        run.store.save_handle(handle)
         run.emit(JobStarted(job.id, episode.id, job.base_model, time=run.clock()))
         result = await runner.wait(handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics)))
         run.store.save_result(result)
         run.emit(JobFinished(result, time=run.clock()))
-        evaluation = None
-        if result.status == "succeeded":
-            evaluation = await self._evaluation.trained(task, runner, handle, job.base_model)
-            run.store.save_evaluation("job", evaluation, job.id)
-            run.emit(Evaluated(evaluation, job.id, time=run.clock()))
-        await runner.release(handle)
-        return self._finish(
-            evolve(
-                self._paid(episode, task, result, evaluation, baselines), seconds=episode.seconds + run.clock() - begin
-            )
-        )
+        return result, handle
 
     def _paid(
         self,
@@ -176,9 +196,10 @@ class Episodes:
         evaluation: Evaluation | None,
         baselines: tuple[Baseline, ...],
     ) -> Episode:
-        lost = result.status in ("lost", "cancelled") or (result.failure and result.failure.side == "infrastructure")
-        if lost:
-            return evolve(episode, status="infrastructure")
+        failure = result.failure
+        if result.status in ("lost", "cancelled") or (failure and failure.side == "infrastructure"):
+            return evolve(episode, status="infrastructure", note=failure.message if failure else result.status)
+        paired, stderr = paired_difference(evaluation, baselines) if evaluation else (0.0, 0.0)
         outcome = EpisodeOutcome(
             task,
             episode.attempts,
@@ -187,9 +208,17 @@ class Episodes:
             result,
             evaluation,
             baselines,
-            paired_stderr(evaluation, baselines) if evaluation else 0.0,
+            paired,
+            stderr,
         )
-        return evolve(episode, reward=self._parts.reward(outcome))
+        post = evaluation.mean if evaluation else None
+        uplift = None if post is None else post - outcome.best_baseline
+        return evolve(episode, reward=self._parts.reward(outcome), post=post, uplift=uplift)
+
+    def _masked(self, episode: Episode, error: Exception) -> Episode:
+        """Infrastructure failed: the episode is kept, but never trained on."""
+        logger.warning("Episode %s is masked: %s", episode.id, error)
+        return self._finish(evolve(episode, status="infrastructure", note=str(error)))
 
     def _finish(self, episode: Episode) -> Episode:
         self._run.store.save_episode(episode, "finished")
@@ -199,3 +228,24 @@ class Episodes:
     def _seed(self, purpose: str) -> int:
         digest = hashlib.sha256(f"{self._settings.seed}/{purpose}".encode()).digest()
         return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+
+
+class _Gated(Sandbox):
+    """The run's sandbox for tools of agents, so many runs at once as the gate lets through."""
+
+    def __init__(self, sandbox: Sandbox, gate: asyncio.Semaphore) -> None:
+        self._sandbox, self._gate = sandbox, gate
+        self.guarantees = sandbox.guarantees
+
+    async def run(self, target: str, payload: bytes, **options: Any) -> SandboxResult:
+        async with self._gate:
+            return await self._sandbox.run(target, payload, **options)
+
+    def another(self, preload: Sequence[str] = ()) -> Sandbox:
+        return self._sandbox.another(preload)
+
+    async def start(self) -> None:
+        await self._sandbox.start()
+
+    async def close(self) -> None:
+        """The sandbox belongs to the run."""

@@ -49,6 +49,11 @@ def probe(phase: str, step: int, tasks: Sequence[Task], size: int) -> tuple[Plan
     )
 
 
+def enough(episodes: Sequence[Episode], min_share: float) -> bool:
+    """Whether at least ``min_share`` of a group's episodes, and two, ended without an infrastructure failure."""
+    return sum(e.status == "finished" for e in episodes) >= max(2, min_share * len(episodes))
+
+
 def with_advantages(
     plan: PlannedGroup, episodes: Sequence[Episode], *, normalize_std: bool = False, min_share: float = 0.75
 ) -> EpisodeGroup:
@@ -61,7 +66,7 @@ def with_advantages(
     known = [reward for reward in rewards if reward is not None]
     mean, stderr = mean_and_stderr(known)
     spread = stderr * len(known) ** 0.5
-    degenerate = len(known) < max(2, min_share * len(episodes)) or spread < 1e-6
+    degenerate = not enough(episodes, min_share) or spread < 1e-6
     scale = spread if normalize_std and not degenerate else 1.0
     advantages = tuple(None if reward is None or degenerate else (reward - mean) / scale for reward in rewards)
     return EpisodeGroup(plan.id, plan.task.id, tuple(episodes), advantages, degenerate)

@@ -26,10 +26,10 @@ def episode_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
         "valid/first": sum(e.valid_attempt == 1 for e in paid) / max(1, len(paid)),
         "jobs": len(valid),
     }
-    for name in ("validation", "job_quality", "train_speed"):
+    for name in sorted({name for e in paid if e.reward for name in e.reward.components}):
         metrics[f"reward/{name}"] = mean([e.reward.components.get(name, 0.0) for e in paid if e.reward])
-    for name in ("post", "uplift", "job_quality"):
-        metrics[f"valid/{name}"] = mean([e.reward.components.get(name, 0.0) for e in valid if e.reward])
+    metrics["valid/post"] = mean([e.post or 0.0 for e in valid])
+    metrics["valid/uplift"] = mean([max(0.0, e.uplift or 0.0) for e in valid])
     for model, count in Counter(e.base_model for e in valid).items():
         metrics[f"base_model/{model}"] = count / len(valid)
     configs = [report for e in valid for report in e.reports if report.valid]
@@ -54,6 +54,7 @@ def step_metrics(
     metrics |= {
         "outer/staleness/mean": mean(ages),
         "outer/staleness/max": float(max(ages, default=0)),
+        "outer/segment_breaks": float(sum(max(0, len(e.segments) - 1) for e in episodes)),
         "outer/groups": float(len(groups)),
         "outer/groups_degenerate": float(sum(group.degenerate for group in groups)),
         "outer/version": float(train.version),

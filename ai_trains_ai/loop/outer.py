@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
-from ai_trains_ai.errors import RunInterrupted
+from ai_trains_ai.errors import PolicyError, RunInterrupted, SandboxError
 from ai_trains_ai.evaluation import HiddenEvaluation
 from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, StepFinished, StepStarted
 from ai_trains_ai.interfaces import OuterTrainer, RunContext
 from ai_trains_ai.loop.episodes import Episodes
-from ai_trains_ai.loop.groups import PlannedGroup, planned, probe, with_advantages
+from ai_trains_ai.loop.groups import PlannedGroup, enough, planned, probe, with_advantages
 from ai_trains_ai.loop.metrics import episode_metrics, step_metrics
 from ai_trains_ai.loop.settings import LoopSettings, Parts
 from ai_trains_ai.records import Checkpoint, Episode, EpisodeGroup, TrainStep
 from ai_trains_ai.validation import Validator
+
+logger = logging.getLogger(__name__)
 
 StartedStep = tuple[int, list[asyncio.Task[tuple[PlannedGroup, list[Episode]]]]]
 
@@ -30,16 +33,23 @@ class OuterLoop:
     """
 
     def __init__(
-        self, parts: Parts, settings: LoopSettings, run: RunContext, validator: Validator, evaluation: HiddenEvaluation
+        self,
+        parts: Parts,
+        settings: LoopSettings,
+        run: RunContext,
+        make_validator: Callable[[], Validator],
+        evaluation: HiddenEvaluation,
     ) -> None:
         self._parts, self._settings, self._run = parts, settings, run
-        self._episodes = Episodes(parts, settings, run, validator, evaluation)
+        self._make_validator, self._evaluation = make_validator, evaluation
         evaluation.restore(run.store.baselines())
         self._trained = len(run.store.steps())
         self._unfinished = 0
         self._moved = asyncio.Condition()
         self._stopping = False
-        self._finished = _by_group(run.store.episodes(stage="finished"))
+        # what infrastructure broke in a step that never trained is played anew
+        finished = [e for e in run.store.episodes(stage="finished") if e.status == "finished"]
+        self._finished = _by_group(finished)
         self._submitted = _by_group(run.store.episodes(stage="submitted"))
 
     def stop(self) -> None:
@@ -58,21 +68,23 @@ class OuterLoop:
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[None]:
+        """Every part started, and closed again in reverse order whatever happens in between."""
         parts, run = self._parts, self._run
-        checkpoints = run.store.checkpoints()
+        checkpoints = [checkpoint for checkpoint in run.store.checkpoints() if checkpoint.path]
         resumed = bool(self._trained or self._finished)
         failed = True
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(parts.sandbox.close)
             await parts.sandbox.start()
+            stack.push_async_callback(parts.outer.close)
+            stack.push_async_callback(lambda: parts.runner.close(drain=not failed))
             await parts.runner.start(run)
             await parts.outer.start(run, checkpoints[-1] if checkpoints else None)
+            validator = self._make_validator()
+            self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation)
             run.emit(RunStarted(run.folder.name, parts.sandbox.guarantees.text(), resumed, time=run.clock()))
             yield
             failed = False
-        finally:
-            await parts.runner.close(drain=not failed)
-            await parts.outer.close()
-            await parts.sandbox.close()
 
     # ------------------------------------------------------------------------------------------ groups
 
@@ -166,10 +178,12 @@ class OuterLoop:
                 with_advantages(plan, episodes, normalize_std=settings.normalize_std, min_share=settings.min_share)
                 for plan, episodes in played
             ]
-            train, checkpoint = await self._update(step, groups)
+            self._check_infrastructure(step, groups)
+            version = (await self._parts.outer.snapshot()).version
+            train, checkpoint = await self._update(step, groups, version)
             now = self._run.clock()
             results = {result.job_id: result for result in self._run.store.results()}
-            metrics = step_metrics(groups, train, step, results, now - begin)
+            metrics = step_metrics(groups, train, version, results, now - begin)
             self._run.store.save_step(step, train, checkpoint, now - begin, metrics)
             begin = now
             self._trained = step + 1
@@ -179,12 +193,27 @@ class OuterLoop:
                 tracker.log(step, metrics)
             await self._notify()
 
-    async def _update(self, step: int, groups: Sequence[EpisodeGroup]) -> tuple[TrainStep, Checkpoint]:
+    async def _update(self, step: int, groups: Sequence[EpisodeGroup], version: int) -> tuple[TrainStep, Checkpoint]:
         outer = self._parts.outer
         if not isinstance(outer, OuterTrainer):
-            return TrainStep((await outer.snapshot()).version, {}), Checkpoint("frozen", "", step)
-        train = await outer.train_step(groups)
+            return TrainStep(version, {}), Checkpoint(f"step-{step:04d}", "", version)
+        try:
+            train = await outer.train_step(groups)
+        except PolicyError as error:
+            # the policy is unchanged; trying the same batch again would fail again
+            logger.warning("Step %d teaches nothing: %s", step, error)
+            train = TrainStep(version, {"outer/skipped": 1.0})
         return train, await outer.save(f"step-{step:04d}")
+
+    def _check_infrastructure(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """Masking single episodes is fine; going on when no group can train would only burn money."""
+        if any(enough(group.episodes, self._settings.min_share) for group in groups):
+            return
+        masked = [e for group in groups for e in group.episodes if e.status == "infrastructure"]
+        raise SandboxError(
+            f"{len(masked)} episodes of step {step} failed for reasons of infrastructure, in every group too many to "
+            f"train on; the last: {masked[-1].note} Mend that and resume the run: the step is then played anew."
+        )
 
     async def _notify(self) -> None:
         async with self._moved:

@@ -50,7 +50,7 @@ def parse_calls(text: str) -> tuple[ToolCall, ...]:
         try:
             data = json.loads(body)
             call = ToolCall(str(data["name"]), dict(data.get("arguments") or {}))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             call = ToolCall("", {}, "the tool call is not JSON with name and arguments")
         calls.append(call)
     if not calls and "<tool_call>" in text:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from ai_trains_ai.errors import ConfigurationError, PolicyError
+from ai_trains_ai.errors import ConfigurationError, PolicyError, StorageError
 from ai_trains_ai.interfaces import OuterTrainer, Policy, RunContext
 from ai_trains_ai.outer.chat import END, parse_calls, render
 from ai_trains_ai.pico import model_folder
@@ -93,6 +93,7 @@ class EmbeddedPolicy(Policy):
         self._tokenizer, self._context = tokenizer, model.config.max_position_embeddings
         self._decoder = StreamDecoder(model)
         self._rows: dict[tuple[int, ...], int] = {}
+        self._open: set[_Request] = set()
         self._waiting: list[_Request] = []
         self._active: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
@@ -110,7 +111,9 @@ class EmbeddedPolicy(Policy):
         known = (*last.prompt_ids, *last.ids) if last else ()
         rng = np.random.default_rng(params.seed)
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(ids, limit, params.temperature, rng, known, future))
+        request = _Request(ids, limit, params.temperature, rng, known, future)
+        self._open.add(request)
+        self._waiting.append(request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await future
@@ -122,17 +125,23 @@ class EmbeddedPolicy(Policy):
                 for request in await asyncio.to_thread(self._burst, admitted):
                     if not request.future.done():
                         request.future.set_result(self._turn(request))
+                    self._open.discard(request)
         except Exception as error:
-            for request in [*self._active, *self._waiting]:
+            # whatever went wrong, nobody may wait for ever
+            for request in self._open:
                 if not request.future.done():
-                    request.future.set_exception(error)
+                    request.future.set_exception(PolicyError(f"The embedded policy can't sample: {error!r}"))
+            self._open.clear()
             self._active, self._waiting = [], []
 
     # the methods below run in the worker thread, one call at a time
 
     def _burst(self, admitted: Sequence[_Request]) -> list[_Request]:
         """Let conversations in, and decode until one ends its turn (or `BURST` steps)."""
-        self._active = [request for request in self._active if not request.future.cancelled()]
+        for request in [request for request in self._active if request.future.cancelled()]:
+            self._active.remove(request)
+            self._open.discard(request)
+            self._decoder.close(request.row)
         for request in admitted:
             self._admit(request)
         done: list[_Request] = []
@@ -241,21 +250,24 @@ class EmbeddedOuterTrainer(OuterTrainer):
     async def train_step(self, groups: Sequence[EpisodeGroup]) -> TrainStep:
         batches = [batch for group in groups for batch in policy_batches(group)]
         tokens = int(sum(batch.mask.sum() for batch in batches))
-        metrics = await asyncio.to_thread(self._learn, batches) if batches else {}
+        episodes = sum(len(group.episodes) for group in groups)
+        metrics = await asyncio.to_thread(self._learn, batches, episodes) if batches else {}
         self._version += 1
         self._publish()
         return TrainStep(self._version, metrics, tokens)
 
-    def _learn(self, batches: Sequence[PolicyBatch]) -> dict[str, float]:
-        """``updates`` steps on the same batch; on a non-finite gradient weights and moments are put back."""
+    def _learn(self, batches: Sequence[PolicyBatch], episodes: int) -> dict[str, float]:
+        """``updates`` steps on the same batch; on a non-finite gradient weights and moments are put back.
+
+        The objective is divided by the number of started episodes, masked and degenerate ones included: a group weighs
+        the same however its neighbours went, and a token of a long episode as much as one of a short one.
+        """
         before, state = self._model.flat.copy(), self._optimizer.state()
-        # per episode, not per token: a token of a long episode counts as much as one of a short episode
-        normaliser = sum(int(batch.mask.any(-1).sum()) for batch in batches)
         first: list[PolicyStats] = []
         for _ in range(self._updates):
             stats = [
                 policy_gradient(
-                    self._model, batch, clip_low=self._clip, clip_high=self._clip, normaliser=float(normaliser)
+                    self._model, batch, clip_low=self._clip, clip_high=self._clip, normaliser=float(episodes)
                 )
                 for batch in batches
             ]
@@ -286,7 +298,11 @@ class EmbeddedOuterTrainer(OuterTrainer):
 
     async def save(self, name: str) -> Checkpoint:
         checkpoint = Checkpoint(name, f"checkpoints/{name}", self._version)
-        await asyncio.to_thread(self._write, self._run.folder / checkpoint.path)
+        target = self._run.folder / checkpoint.path
+        try:
+            await asyncio.to_thread(self._write, target)
+        except OSError as error:
+            raise StorageError(f"Can't write {target}: {error.strerror}. Free space and resume the run.") from error
         return checkpoint
 
     def _write(self, target: Path) -> None:

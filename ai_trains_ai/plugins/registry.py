@@ -33,6 +33,9 @@ KINDS: Mapping[str, tuple[str, str, type]] = {
     "tracker": ("register_trackers", "tracker", Tracker),
 }
 
+# arguments of parts that are parts themselves -> their kind
+NESTED: Mapping[str, str] = {"provider": "gpu_provider"}
+
 
 @frozen
 class Spec:
@@ -119,7 +122,7 @@ class Registry:
             if what.kind != kind:
                 raise ConfigurationError(f"A {word} is wanted here, but {what.name!r} is a {KINDS[what.kind][1]}.")
             factory = self._factory(kind, what.name)
-            arguments = {k: self.resolve(v.kind, v) if isinstance(v, Spec) else v for k, v in what.arguments.items()}
+            arguments = {k: self._argument(k, v) for k, v in what.arguments.items()}
             made = self._make(word, what.name, factory, arguments)
         elif isinstance(what, str):
             made = self._make(word, what, self._factory(kind, what), {})
@@ -132,6 +135,11 @@ class Registry:
                 f"{what!r} is no {word}: it is a {type(made).__name__}, not an {interface.__name__}."
             )
         return made
+
+    def _argument(self, name: str, value: Any) -> Any:
+        """A part of a part: a spec, or whatever is given where a part is expected."""
+        kind = value.kind if isinstance(value, Spec) else NESTED.get(name)
+        return value if kind is None or value is None else self.resolve(kind, value)
 
     def _factory(self, kind: str, name: str) -> Callable[..., Any]:
         entries = self.entries(kind)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ai_trains_ai.errors import MissingDependency
+from ai_trains_ai.errors import MissingDependency, StorageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,10 +37,12 @@ class Figures:
         steps = self._run.steps
         figure, axes = _new("Reward and its components", "reward")
         x = [step["step"] for step in steps]
-        weights = {"validation": (0.35, SKY), "job_quality": (0.60, GREEN), "train_speed": (0.05, PURPLE)}
-        parts = [[w * step[f"outer/reward/{name}"] for step in steps] for name, (w, _) in weights.items()]
-        labels = [f"{w:.2f} × {name.replace('_', ' ')}" for name, (w, _) in weights.items()]
-        axes.stackplot(x, parts, labels=labels, colors=[c for _, c in weights.values()], alpha=0.75)
+        paid = next((e.reward for e in self._run.episodes if e.reward), None)
+        weights = {name: weight for name, weight in (paid.weights if paid else {}).items() if weight}
+        if weights:
+            parts = [[w * step.get(f"outer/reward/{name}", 0.0) for step in steps] for name, w in weights.items()]
+            labels = [f"{w:.2f} × {name.replace('_', ' ')}" for name, w in weights.items()]
+            axes.stackplot(x, parts, labels=labels, colors=(SKY, GREEN, PURPLE, ORANGE, BLUE, RED), alpha=0.75)
         axes.plot(x, [step["outer/reward/mean"] for step in steps], color="black", lw=1.5, label="total")
         axes.set_ylim(0, 1)
         axes.legend(loc="upper left", fontsize=8, frameon=False)
@@ -98,7 +100,7 @@ class Figures:
         """Reward on held-out tasks before and after training, with 95 % intervals."""
         totals = self._run.summary()["totals"]
         found = [("untrained", totals["held_out_before"], GREY), ("trained", totals["held_out_after"], GREEN)]
-        figure, axes = _new("Held-out family: never trained on", "total reward", xlabel="outer agent")
+        figure, axes = _new("Held-out family: no outer training on it", "total reward", xlabel="outer agent")
         for at, (_, interval, colour) in enumerate(found):
             if interval:
                 error = [[interval["mean"] - interval["low"]], [interval["high"] - interval["mean"]]]
@@ -117,12 +119,17 @@ class Figures:
     def save_all(self, folder: Path | None = None) -> list[Path]:
         """Write every figure as PNG; into the run's ``figures`` by default."""
         folder = folder or self._run.folder.figures
-        folder.mkdir(parents=True, exist_ok=True)
         paths = []
-        for name, draw in self.all().items():
-            path = folder / f"{name}.png"
-            draw().savefig(path, dpi=150)
-            paths.append(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, draw in self.all().items():
+                path = folder / f"{name}.png"
+                draw().savefig(path, dpi=150)
+                paths.append(path)
+        except OSError as error:
+            raise StorageError(
+                f"Can't write figures to {folder}: {error.strerror}. Free space and try again."
+            ) from error
         return paths
 
 

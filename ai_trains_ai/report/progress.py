@@ -79,14 +79,14 @@ class Progress:
         return (
             f"step {self._step:3d}/{self._steps}  reward {metrics['outer/reward/mean']:.3f}  "
             f"valid {metrics['outer/valid/any']:.0%} (first {metrics['outer/valid/first']:.0%})  "
-            f"job quality {metrics['outer/valid/job_quality']:.2f}  {', '.join(models)}  "
+            f"uplift {metrics['outer/valid/uplift']:.2f}  {', '.join(models)}  "
             f"{int(metrics['outer/jobs'])} jobs  {metrics['time/step']:.1f} s"
         )
 
     def _view(self) -> Any:
         from rich.text import Text
 
-        stages = ", ".join(f"{count} {stage}" for stage, count in self._stages.items() if count > 0) or "starting"
+        stages = ", ".join(f"{count} {stage}" for stage, count in self._stages.items() if count > 0) or "waiting"
         curve = sparkline(self._rewards)
         text = f"step {self._step}/{self._steps}  {stages}  {self._jobs} jobs done  {self._invalid} refusals  {curve}"
         return Text(text, no_wrap=True, overflow="ellipsis")
@@ -105,12 +105,12 @@ def show_summary(path: Path, summary: Mapping[str, Any], stream: TextIO) -> None
     console = Console(file=stream)
     totals = summary["totals"]
     table = Table(title=f"Run {summary['run']}")
-    for column in ("step", "reward", "valid", "at once", "job quality", "uplift", "larger model", "jobs"):
+    for column in ("step", "reward", "valid", "at once", "job quality", "uplift", "base model", "jobs"):
         table.add_column(column, justify="right")
     for step in summary["steps"]:
-        larger = step["base_models"].get("pico-m", 0.0)
+        name, share = max(step["base_models"].items(), key=lambda item: item[1], default=("–", 0.0))
         cells = (step[k] for k in ("reward", "valid", "valid_first", "job_quality", "uplift"))
-        table.add_row(str(step["step"]), *(f"{cell:.2f}" for cell in cells), f"{larger:.0%}", str(step["jobs"]))
+        table.add_row(str(step["step"]), *(f"{cell:.2f}" for cell in cells), f"{name} {share:.0%}", str(step["jobs"]))
     console.print(table)
     lines = [
         f"Mean reward of the first three steps {_number(totals['reward_first_3'])}, of the last three "

@@ -54,8 +54,8 @@ class Run:
         return episodes
 
     def probes(self, phase: str) -> list[Episode]:
-        """Episodes on held-out tasks: ``phase`` is "probe-before" or "probe-after"."""
-        episodes: list[Episode] = self._read("episodes", phase=phase)
+        """The newest episodes on held-out tasks: ``phase`` is "probe-before" or "probe-after"."""
+        episodes: list[Episode] = self._read("probe", phase)
         return episodes
 
     @property

@@ -31,7 +31,7 @@ def summarise(name: str, store: Store) -> dict[str, Any]:
         "baselines": {f"{b.evaluation.task_id}/{b.base_model}": b.evaluation.mean for b in store.baselines()},
     }
     for key, phase in (("held_out_before", "probe-before"), ("held_out_after", "probe-after")):
-        totals[key] = interval(store.episodes(phase=phase))
+        totals[key] = interval(store.probe(phase))
     return {"run": name, "steps": [_step(step) for step in steps], "totals": totals}
 
 
@@ -49,9 +49,7 @@ def _step(step: Mapping[str, float]) -> dict[str, Any]:
     return {
         "step": int(step["step"]),
         "reward": step["outer/reward/mean"],
-        "validation": step["outer/reward/validation"],
-        "job_quality": step["outer/reward/job_quality"],
-        "train_speed": step["outer/reward/train_speed"],
+        **{name: step.get(f"outer/reward/{name}", 0.0) for name in ("validation", "job_quality", "train_speed")},
         "post": step["outer/valid/post"],
         "uplift": step["outer/valid/uplift"],
         "valid": step["outer/valid/any"],

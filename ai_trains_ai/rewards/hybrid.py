@@ -65,6 +65,8 @@ class HybridReward(RewardFn):
         if self.hardened and (failure is None or failure.side == "agent") and not _trained(outcome):
             zeros["validation"] = f"the job did not train: {failure.message if failure else 'it never ran'}"
             return 0.0
+        if outcome.valid_attempt not in ATTEMPT_CREDIT:
+            zeros["validation"] = f"attempt {outcome.valid_attempt} earns nothing"
         return ATTEMPT_CREDIT.get(outcome.valid_attempt, 0.0)
 
     def _job_quality(self, outcome: EpisodeOutcome, zeros: dict[str, str]) -> float:
@@ -77,9 +79,11 @@ class HybridReward(RewardFn):
         if not _trained(outcome) or outcome.job is None:
             zeros["train_speed"] = "nothing was trained"
             return 0.0
-        if self.hardened and _uplift(outcome) <= outcome.noise_band:
+        if self.hardened and outcome.paired_uplift <= outcome.noise_band:
             zeros["train_speed"] = f"the uplift is within the noise band of {outcome.noise_band:.3f}"
             return 0.0
+        if outcome.job.train_seconds >= outcome.task.limits.seconds:
+            zeros["train_speed"] = f"the time limit of {outcome.task.limits.seconds:g} s was used up"
         return 1.0 - min(1.0, outcome.job.train_seconds / outcome.task.limits.seconds)
 
     def scenarios(self) -> Sequence[Scenario]:
@@ -103,7 +107,8 @@ def scenarios() -> tuple[Scenario, ...]:
 
     def outcome(attempt: int | None, job: JobResult | None = None, post: float | None = None) -> EpisodeOutcome:
         evaluation = None if post is None else _score(post)
-        return EpisodeOutcome(task, attempt or 3, attempt, None, job, evaluation, baselines, uplift_stderr=0.02)
+        paired = 0.0 if post is None else post - 0.17
+        return EpisodeOutcome(task, attempt or 3, attempt, None, job, evaluation, baselines, paired, 0.02)
 
     crash = JobFailure("agent", "job-crashed", "the reward function raised")
     done = JobResult("job", "succeeded", steps=16, train_seconds=2.0)

@@ -72,6 +72,9 @@ def environment(python: str, host: Mapping[str, str]) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "MALLOC_ARENA_MAX": "2",
+        # numeric runs reuse their arrays instead of having the kernel clear new pages for each
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HOME": "/tmp/hf",
         **dict.fromkeys(_THREADS, "1"),

@@ -107,7 +107,10 @@ class RunFolder:
         """Hold the folder as its only writing process."""
         import fcntl
 
-        lock = (self.path / "lock").open("w")
+        try:
+            lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise StorageError(f"Can't write to {self.path}: {error.strerror}. Choose another folder.") from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sqlite3
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ from ai_trains_ai.store.schema import MIGRATIONS, SCHEMA, VERSION
 logger = logging.getLogger(__name__)
 
 EvaluationKind = Literal["baseline", "job"]
+_SAVE_EPISODE = "INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?)"
 
 
 class Store:
@@ -46,9 +49,16 @@ class Store:
     @classmethod
     def create(cls, path: Path) -> Store:
         """A new database with the current schema."""
+        partial = path.with_name(path.name + ".partial")
+        partial.unlink(missing_ok=True)
+        try:
+            with contextlib.closing(sqlite3.connect(partial)) as db:
+                db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+            os.replace(partial, path)  # a run folder has a whole database or none
+        except (OSError, sqlite3.Error) as error:
+            raise StorageError(f"Can't create {path}: {error}. Free space or choose another folder.") from error
         store = cls(_connect(path), path)
-        with store._transaction() as db:
-            db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={VERSION};COMMIT;")
+        store.set_meta(run_id=uuid.uuid4().hex[:12])
         return store
 
     @classmethod
@@ -60,6 +70,9 @@ class Store:
         try:
             found = db.execute("PRAGMA user_version").fetchone()[0]
             known = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        except sqlite3.OperationalError as error:
+            db.close()
+            raise StorageError(f"Can't read {path}: {error}.") from error
         except sqlite3.DatabaseError as error:
             db.close()
             raise RunFolderError(f"{path} is not a run database: {error}.") from error
@@ -108,12 +121,8 @@ class Store:
 
     def save_episode(self, episode: Episode, stage: Literal["submitted", "finished"]) -> None:
         """Keep an episode the moment it has something to lose: a job in flight, or its end."""
-        bare = evolve(episode, reports=tuple(evolve(report, rows=()) for report in episode.reports))
-        total = None if episode.reward is None else episode.reward.total
-        row = (episode.id, episode.group_id, episode.index, episode.task_id, stage)
-        more = (total, episode.valid_attempt, episode.base_model, to_json(bare))
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO episodes VALUES (?,?,?,?,?,?,?,?,?)", row + more)
+            db.execute(_SAVE_EPISODE, _episode_row(episode, stage))
 
     def episodes(self, phase: str | None = None, step: int | None = None, stage: str = "finished") -> list[Episode]:
         """Episodes of a stage in step, group and position order."""
@@ -124,6 +133,16 @@ class Store:
         )
         rows = self._db.execute(query, (stage, phase, phase, step, step))
         return [from_json(row[0], Episode) for row in rows]
+
+    def probe(self, phase: str) -> list[Episode]:
+        """Episodes of the newest probe of a phase: a resumed run may have several."""
+        step = self._db.execute("SELECT MAX(step) FROM groups WHERE phase=?", (phase,)).fetchone()[0]
+        return [] if step is None else self.episodes(phase=phase, step=step)
+
+    def forget_submissions(self, episode_id: str) -> None:
+        """Drop what an episode handed in before it was cut off and played anew."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM submissions WHERE episode_id=?", (episode_id,))
 
     def save_submission(self, submission: Submission, report: ValidationReport) -> None:
         files = json.dumps({path: data.decode("utf-8", "backslashreplace") for path, data in submission.files.items()})
@@ -153,7 +172,7 @@ class Store:
                 "INSERT OR REPLACE INTO jobs VALUES (?,?,?,?,?,NULL)",
                 (job.id, job.episode_id, "submitted", to_json(handle), blob),
             )
-        self.save_episode(episode, "submitted")
+            db.execute(_SAVE_EPISODE, _episode_row(episode, "submitted"))
 
     def save_handle(self, handle: JobHandle) -> None:
         with self._transaction() as db:
@@ -174,11 +193,6 @@ class Store:
         rows = self._db.execute("SELECT result FROM jobs WHERE result IS NOT NULL ORDER BY rowid")
         return [from_json(row[0], JobResult) for row in rows]
 
-    def job_configs(self) -> list[tuple[str, TrainingJob]]:
-        """Episode id and job of every job, without their rows."""
-        rows = self._db.execute("SELECT episode_id, job FROM jobs ORDER BY rowid")
-        return [(r[0], evolve(from_json(zlib.decompress(r[1]).decode(), TrainingJob), rows=())) for r in rows]
-
     def save_evaluation(self, kind: EvaluationKind, evaluation: Evaluation, job_id: str = "") -> None:
         row = (kind, evaluation.task_id, evaluation.model, job_id, evaluation.n, evaluation.mean, evaluation.stderr)
         with self._transaction() as db:
@@ -187,6 +201,12 @@ class Store:
                 " VALUES (?,?,?,?,?,?,?,?)",
                 (*row, to_json(evaluation)),
             )
+
+    def evaluation_of(self, job_id: str) -> Evaluation | None:
+        """The hidden evaluation of a job's weights, if it was made."""
+        query = "SELECT record FROM evaluations WHERE kind='job' AND job_id=? ORDER BY id DESC LIMIT 1"
+        row = self._db.execute(query, (job_id,)).fetchone()
+        return None if row is None else from_json(row[0], Evaluation)
 
     def evaluations(self, kind: EvaluationKind) -> list[tuple[str, Evaluation]]:
         """Job id and evaluation, in the order in which they were made."""
@@ -241,6 +261,13 @@ class Store:
         return [(row[0], row[1], json.loads(row[2])) for row in rows]
 
 
+def _episode_row(episode: Episode, stage: str) -> tuple[Any, ...]:
+    bare = evolve(episode, reports=tuple(evolve(report, rows=()) for report in episode.reports))
+    total = None if episode.reward is None else episode.reward.total
+    head = (episode.id, episode.group_id, episode.index, episode.task_id, stage)
+    return (*head, total, episode.valid_attempt, episode.base_model, to_json(bare))
+
+
 def _connect(path: Path, write: bool = True) -> sqlite3.Connection:
     try:
         if write:
@@ -250,7 +277,8 @@ def _connect(path: Path, write: bool = True) -> sqlite3.Connection:
                 logger.warning(
                     "%s can't use a write-ahead log here (%s journal): watching it will be slower.", path, mode
                 )
-            db.execute("PRAGMA synchronous=NORMAL")
+            # every commit survives a power loss: it may be a money record
+            db.execute("PRAGMA synchronous=FULL")
         else:
             db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
     except sqlite3.OperationalError as error:

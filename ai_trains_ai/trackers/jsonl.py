@@ -17,12 +17,16 @@ class JsonlTracker(Tracker):
     def open(self, folder: Path, run: str, config: Mapping[str, Any]) -> None:
         self._path = folder / "metrics.jsonl"
         self._last = -1
-        if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self._last = max(self._last, json.loads(line)["step"])
-                except (json.JSONDecodeError, KeyError):
-                    continue  # the last line of a run that was killed while it wrote
+        if not self._path.exists():
+            return
+        whole = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                self._last = max(self._last, json.loads(line)["step"])
+                whole.append(line + "\n")
+            except (json.JSONDecodeError, KeyError):
+                continue  # torn: the run was killed while it wrote
+        self._path.write_text("".join(whole), encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step <= self._last:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from ai_trains_ai.errors import SandboxError, UntrustedDataError
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.records import Finding, Limits, SandboxResult
 from ai_trains_ai.validation.codes import CODES, StageFailed, finding
+from ai_trains_ai.validation.plain import strict_json
 
 _MAX_TEXT = 200
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
@@ -71,29 +71,3 @@ def plain_text(text: Any) -> str:
     if not isinstance(text, str):
         raise UntrustedDataError("not a text")
     return _UNPRINTABLE.sub("?", text)[:_MAX_TEXT]
-
-
-def strict_json(data: bytes | str) -> Any:
-    """JSON without NaN, infinities and repeated keys. Raises `UntrustedDataError`."""
-    try:
-        return json.loads(data, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise UntrustedDataError(f"not strict JSON: {type(error).__name__}") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("repeated key")
-    return table

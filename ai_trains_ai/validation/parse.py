@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -11,8 +10,10 @@ from typing import Any
 
 from attrs import frozen
 
+from ai_trains_ai.errors import UntrustedDataError
 from ai_trains_ai.records import Finding
 from ai_trains_ai.validation.codes import StageFailed, finding
+from ai_trains_ai.validation.plain import finite, strict_json
 from ai_trains_ai.workspace import SUBMITTED
 
 STAGE = "parse"
@@ -78,7 +79,9 @@ def _toml(text: str) -> dict[str, Any]:
             )
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (
+        Exception
+    ) as error:  # the standard library's parser promises TOMLDecodeError alone, but agents write the text
         at = re.search(r"line (\d+)", str(error))
         place = f"job.toml:{at[1]}" if at else "job.toml"
         raise StageFailed(
@@ -97,9 +100,9 @@ def _probes(text: str) -> list[Probe]:
 
 def _probe(line: str, place: str) -> Probe:
     try:
-        data = json.loads(line)
+        data = strict_json(line)
         replies, row = data.pop("replies"), data.pop("row", 0)
-        low, high = data.pop("min", -math.inf), data.pop("max", math.inf)
+        low, high = _bound(data, "min", -math.inf), _bound(data, "max", math.inf)
         good = (
             not data
             and isinstance(replies, list)
@@ -107,13 +110,20 @@ def _probe(line: str, place: str) -> Probe:
             and all(isinstance(reply, str) for reply in replies)
             and type(row) is int
             and row >= 0
-            and all(type(bound) in (int, float) for bound in (low, high))
             and low <= high
         )
-        "".join(replies).encode()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (UntrustedDataError, TypeError, KeyError, AttributeError):
         good = False
     if not good:
         hint = 'Write {"replies": ["so 5"], "min": 0.9}.'
         raise StageFailed(finding("probes-syntax", STAGE, "Not a probe.", hint, place))
     return Probe(tuple(replies), row, low, high, place)
+
+
+def _bound(data: dict[str, Any], name: str, default: float) -> float:
+    if name not in data:
+        return default
+    bound = finite(data.pop(name))
+    if bound is None:
+        raise UntrustedDataError(f"{name} is no finite number")
+    return bound

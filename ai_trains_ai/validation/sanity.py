@@ -15,9 +15,10 @@ from attrs import frozen
 from ai_trains_ai.errors import UntrustedDataError
 from ai_trains_ai.interfaces import Sandbox, TaskFamily
 from ai_trains_ai.records import Finding, Limits
-from ai_trains_ai.validation.child import run_child, strict_json
+from ai_trains_ai.validation.child import run_child
 from ai_trains_ai.validation.codes import StageFailed, finding
 from ai_trains_ai.validation.parse import Probe
+from ai_trains_ai.validation.plain import finite, strict_json
 from ai_trains_ai.validation.rows import Loaded
 
 STAGE = "sanity"
@@ -104,13 +105,18 @@ def _read_scores(frames: Mapping[str, bytes], n: int) -> list[tuple[float, float
         pairs = strict_json(frames["scores"])
         if len(pairs) != n or any(len(pair) != 2 for pair in pairs):
             raise UntrustedDataError("wrong number of scores")
-        if any(type(value) not in (int, float) for pair in pairs for value in pair):
-            raise UntrustedDataError("a score is no number")
+        return [(_score(first), _score(second)) for first, second in pairs]
     except (UntrustedDataError, KeyError, TypeError):
         raise StageFailed(
             finding("crash", STAGE, "The rewards can't be read.", "Return a float.", "environment.py")
         ) from None
-    return [(float(first), float(second)) for first, second in pairs]
+
+
+def _score(value: object) -> float:
+    score = finite(value)
+    if score is None:
+        raise UntrustedDataError("a score is no finite number")
+    return score
 
 
 def judge(cases: Sequence[Case], scores: Sequence[tuple[float, float]], own_env: bool = False) -> Iterator[Finding]:

@@ -12,11 +12,14 @@ from attrs import frozen
 
 from ai_trains_ai.records import BaseModel, ConfigKey, ConfigSurface, Finding, TaskLimits
 from ai_trains_ai.validation.codes import StageFailed, finding
+from ai_trains_ai.validation.plain import finite
 
 STAGE = "schema"
 _TABLES = ("base_model", "environment", "prime_rl")
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _MAX_TEXT = 200
+# Of nested tables and lists. Recursion over what an agent wrote must end long before the interpreter's limit.
+_MAX_DEPTH = 32
 
 
 @frozen
@@ -75,7 +78,7 @@ def _check_base_model(name: object, known: list[str]) -> Iterator[Finding]:
 
 def _check_environment(table: object) -> Iterator[Finding]:
     try:
-        good = isinstance(table, dict) and json.dumps(table, allow_nan=False) is not None
+        good = isinstance(table, dict) and not _too_deep(table) and json.dumps(table, allow_nan=False) is not None
     except (TypeError, ValueError, RecursionError):
         good = False
     if not good:
@@ -83,14 +86,19 @@ def _check_environment(table: object) -> Iterator[Finding]:
         yield finding("wrong-type", STAGE, "Not a table of plain values.", hint, "environment")
 
 
-def _flatten(table: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _too_deep(value: object, depth: int = 0) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > _MAX_DEPTH or any(_too_deep(part, depth + 1) for part in inner)
+
+
+def _flatten(table: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Dotted path and value of every leaf; nested tables and dotted keys are the same thing."""
     if not isinstance(table, dict):
         yield prefix.rstrip(".") or "prime_rl", table
         return
     for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            yield from _flatten(value, f"{prefix}{name}.", depth + 1)
         else:
             yield f"{prefix}{name}", value
 
@@ -103,7 +111,7 @@ def _check_value(key: ConfigKey, value: Any) -> Finding | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         low = -math.inf if key.low is None else key.low
         high = math.inf if key.high is None else key.high
-        if not math.isfinite(value) or not low <= value <= high:
+        if finite(value) is None or not low <= value <= high:
             hint = f"Use {_bounds(key)}.{' ' + key.reason if key.reason else ''}"
             return finding("out-of-range", STAGE, "Out of range.", hint, place)
     if key.choices and value not in key.choices:

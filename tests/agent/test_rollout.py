@@ -148,7 +148,8 @@ async def test_run_python_brings_back_what_the_script_wrote() -> None:
     reads = (call_text("read_file", path="notes.txt"), call_text("read_file", path="TASK.md"), "done")
     rollout = await played(Script(*calls, *reads), sandbox=sandbox)
     answers = [message.content for message in rollout.messages if message.role == "tool"]
-    assert answers[1] == "printed\n[exit 0]"
+    assert answers[1].splitlines()[:2] == ["printed", "[exit 0]"]
+    assert "TASK.md: read-only" in answers[1]
     assert answers[2] == "hi"
     assert "forged" not in answers[3]
 

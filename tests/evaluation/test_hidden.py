@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ai_trains_ai.evaluation import HiddenEvaluation, paired_stderr
+from ai_trains_ai.evaluation import HiddenEvaluation, paired_difference
 from ai_trains_ai.families import load
 from ai_trains_ai.families.hidden import reserved
 from ai_trains_ai.interfaces import ServedModel
@@ -90,6 +90,17 @@ def test_the_paired_error_is_smaller_when_scores_go_together() -> None:
         return Evaluation("t", "m", len(scores), sum(scores) / len(scores), 0.1, items)
 
     same = evaluation([0.0, 1.0] * 10)
-    assert paired_stderr(same, [Baseline("m", same)]) == 0.0
-    assert paired_stderr(same, [Baseline("m", evaluation([1.0, 0.0] * 10))]) > 0.1
-    assert paired_stderr(same, []) == same.stderr
+    assert paired_difference(same, [Baseline("m", same)]) == (0.0, 0.0)
+    mean, stderr = paired_difference(same, [Baseline("m", evaluation([1.0, 0.0] * 10))])
+    assert mean == 0.0
+    assert stderr > 0.1
+    assert paired_difference(same, []) == (same.mean, same.stderr)
+
+
+def test_a_baseline_with_further_items_is_compared_on_the_shared_ones() -> None:
+    """An untouched model answers alike on the shared items: no uplift, however the further items went."""
+    shared = [0.0, 1.0, 0.0, 0.0]
+    items = tuple(ItemResult(i, s, "") for i, s in enumerate([*shared, 0.0, 0.0, 0.0, 0.0]))
+    baseline = Baseline("m", Evaluation("t", "m", 8, 0.125, 0.1, items))
+    after = Evaluation("t", "m", 4, 0.25, 0.2, items[:4])
+    assert paired_difference(after, [baseline]) == (0.0, 0.0)

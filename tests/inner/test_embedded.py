@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import environment
 
+from ai_trains_ai.convert import from_json, to_json
 from ai_trains_ai.errors import ConfigurationError, JobError, UntrustedDataError
 from ai_trains_ai.families.practice import practice
 from ai_trains_ai.inner.embedded import EmbeddedJobRunner, check_weights
@@ -179,11 +180,35 @@ def test_weights_are_checked_tensor_by_tensor() -> None:
     from ai_trains_ai.pico import model_folder
 
     data = (model_folder("pico-m") / "model.safetensors").read_bytes()
-    assert check_weights("pico-m", data) == data
+    check_weights("pico-m", data)
     with pytest.raises(UntrustedDataError, match="shape"):
         check_weights("pico-s", data)
     with pytest.raises(UntrustedDataError, match="not a readable"):
         check_weights("pico-m", data[:-1000])
+
+
+@pytest.mark.parametrize("config", [{"optim__lr": 0.0}, {"sampling__temperature": 0.0}], ids=["lr", "greedy"])
+async def test_a_job_that_changes_nothing_did_not_train(runner: EmbeddedJobRunner, config: dict[str, Any]) -> None:
+    result = await finished(runner, job(**config))
+    assert result.failure is not None
+    assert (result.failure.side, result.failure.code) == ("agent", "did-not-train")
+
+
+NOISY = """import gc
+            from ai_trains_ai.sandbox.channel import Channel
+            for c in [c for c in gc.get_objects() if isinstance(c, Channel)]:
+                for data in (b'{"step": NaN}', b'{"step": 1e999}', b'{"step": ' + b'9' * 400 + b'}', b'[' * 4000,
+                             b'{"step": 1, "x": "y"}', b'[]', b'null', b'"step"', b'{"step": 1, "\\ud800": 2}'):
+                    c.send("progress", data)"""
+
+
+async def test_frames_of_agent_code_can_not_harm_the_controller(runner: EmbeddedJobRunner) -> None:
+    seen: list[int] = []
+    handle = await runner.submit(job(source=fault(NOISY)))
+    result = await runner.wait(handle, lambda step, metrics: seen.append(step))
+    assert result.status == "succeeded", result.failure
+    assert set(seen) <= {0, 1, 2}
+    assert from_json(to_json(result), JobResult) == result
 
 
 async def test_cancel(runner: EmbeddedJobRunner) -> None:
@@ -250,3 +275,50 @@ SHY = MULTI_TURN.replace(
 async def test_a_rollout_in_which_the_model_never_speaks_is_left_out(runner: EmbeddedJobRunner) -> None:
     result = await finished(runner, job(source=SHY))
     assert result.status == "succeeded", result.failure
+
+
+def test_later_turns_extend_the_sampled_ids() -> None:
+    from ai_trains_ai.inner.embedded_job import Sampler, _tokens, base
+
+    model, tokenizer = base("pico-m")
+    sampler = Sampler(model, tokenizer, 1.0, 6, 0)
+    opening = {"role": "user", "content": "start 1 add 2 ->"}
+    first = sampler.generate([[opening]] * 4)
+    again = [
+        [opening, {"role": "assistant", "content": f.text}, {"role": "user", "content": " again ->"}] for f in first
+    ]
+    second = sampler.generate(again)
+    for before, after in zip(first, second, strict=True):
+        assert list(after.prompt_ids)[: len(before.prompt_ids) + len(before.ids)] == [*before.prompt_ids, *before.ids]
+
+    class Rollout:
+        turns = (first[0], second[0])
+
+    ids, sampled, logprobs = _tokens(Rollout())  # type: ignore[arg-type]
+    assert ids == [*second[0].prompt_ids[len(first[0].prompt_ids) :], *second[0].ids]
+    assert sum(sampled) == len(first[0].ids) + len(second[0].ids)
+    Rollout.turns = (first[0], first[1])  # a prompt that is no extension: only the first turn can train
+    assert _tokens(Rollout())[0] == list(first[0].ids)  # type: ignore[arg-type]
+    assert len(logprobs) == len(ids)
+
+
+def test_a_failed_rollout_moves_nobody_elses_advantage() -> None:
+    import numpy as np
+
+    from ai_trains_ai.inner import embedded_job
+
+    class Turn:
+        prompt_ids, ids, logprobs = (5, 6), (7, 1), (-0.1, -0.1)
+
+    class Rollout:
+        turns = (Turn,)
+
+        def __init__(self, error: str) -> None:
+            self.error = error
+
+    model, tokenizer = embedded_job.base("pico-m")
+    config = {**SURFACE.defaults(), "batch_size": 4, "group_size": 4}
+    trainer = embedded_job.Trainer(model.clone(), tokenizer, None, [0], config, 0)
+    rollouts: list[Any] = [Rollout(""), Rollout(""), Rollout(""), Rollout("boom")]
+    stats = trainer._update(0, rollouts, np.array([1.0, 1.0, 1.0, 0.0]))
+    assert stats.tokens == 0, "three equal rewards teach nothing, whatever happened to the fourth"

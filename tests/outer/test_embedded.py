@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from ai_trains_ai.agent.rollout import segments
-from ai_trains_ai.errors import ConfigurationError, PolicyError
+from ai_trains_ai.errors import ConfigurationError, PolicyError, StorageError
 from ai_trains_ai.loop.groups import PlannedGroup, with_advantages
 from ai_trains_ai.outer.embedded import EmbeddedOuterTrainer, policy_batches
 from ai_trains_ai.pico.grpo import policy_gradient
@@ -167,3 +167,10 @@ async def test_wrong_options(tmp_path: Path) -> None:
         await (await trainer.snapshot()).act(OPENING, (), SamplingParams(temperature=0.0))
     with pytest.raises(ConfigurationError, match="nothing"):
         await started(tmp_path, model=tmp_path / "nothing")
+
+
+async def test_a_checkpoint_that_can_not_be_written(tmp_path: Path) -> None:
+    trainer = await started(tmp_path)
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(StorageError, match=r"checkpoints/step-0000.*resume the run"):
+        await trainer.save("step-0000")

@@ -12,7 +12,8 @@ DONE = JobResult("j", "succeeded", steps=8, train_seconds=5.0)
 
 
 def outcome(post: float = 0.8, attempt: int = 1, job: JobResult = DONE, stderr: float = 0.02) -> EpisodeOutcome:
-    return EpisodeOutcome(TASK, attempt, attempt, None, job, Evaluation("t", "m", 256, post, 0.02), BASELINES, stderr)
+    evaluation = Evaluation("t", "m", 256, post, 0.02)
+    return EpisodeOutcome(TASK, attempt, attempt, None, job, evaluation, BASELINES, post - 0.2, stderr)
 
 
 def test_the_published_arithmetic() -> None:
@@ -39,6 +40,12 @@ def test_speed_never_pays_a_flat_job() -> None:
     assert HybridReward()(flat).components["train_speed"] == 0.0
     assert "noise band" in HybridReward()(flat).zeros["train_speed"]
     assert HybridReward.published()(flat).components["train_speed"] == pytest.approx(0.75)
+
+
+def test_a_lucky_set_of_items_buys_no_speed() -> None:
+    """Post and baseline are means over different items; what counts is the difference on the shared ones."""
+    lucky = evolve(outcome(post=0.26), paired_uplift=0.0, uplift_stderr=0.0)
+    assert HybridReward()(lucky).components["train_speed"] == 0.0
 
 
 def test_a_crashed_job_keeps_no_validation_credit() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from ai_trains_ai.convert import from_json, to_json
 from ai_trains_ai.errors import RunFolderError, StorageError
@@ -43,7 +44,7 @@ REPORT = ValidationReport(
 EPISODE = Episode(
     "e1", "g1", "task", 0, "finished", "submitted", (Message("user", "go"), Message("assistant", "hi", TURN)),
     (Segment((1, 2, 3, 4), (False, False, True, True), (0.0, 0.0, -0.5, -0.25)),), (3,), 1, 1, (REPORT,), "j1",
-    "pico-m", Reward(0.5, {"post": 0.4}, {"post": 1.0}, 0.01, {"x": "y"}), 1.5,
+    "pico-m", 0.4, 0.2, Reward(0.5, {"post": 0.4}, {"post": 1.0}, 0.01, {"x": "y"}), 1.5, "no note",
 )  # fmt: skip
 JOB = TrainingJob(
     "j1", "e1", "task", "pico-m", {"job.toml": b"\x00\xff"}, {"optim.lr": 1e-3}, {}, ("{}",), 7, TaskLimits(), "h"
@@ -72,6 +73,35 @@ def test_an_episode_is_kept_without_its_rows(store: Store) -> None:
     assert kept.reward == EPISODE.reward
     assert store.episodes(phase="train", step=1) == []
     assert store.episodes(phase="probe-before") == []
+
+
+def test_text_that_no_utf8_file_takes_is_kept(store: Store) -> None:
+    store.save_group("g1", "train", 0, 0, "task")
+    odd = evolve(EPISODE, messages=(Message("assistant", "\ud83d", None),))
+    store.save_episode(odd, "finished")
+    assert store.episodes()[0].messages == odd.messages
+
+
+def test_the_newest_probe_counts(store: Store) -> None:
+    for step in (2, 4):
+        store.save_group(f"p{step}", "probe-after", step, 0, "task")
+        store.save_episode(evolve(EPISODE, id=f"e{step}", group_id=f"p{step}"), "finished")
+    assert [episode.id for episode in store.probe("probe-after")] == ["e4"]
+    assert store.probe("probe-before") == []
+
+
+def test_an_evaluation_is_found_by_its_job(store: Store) -> None:
+    assert store.evaluation_of("j1") is None
+    evaluation = Evaluation("task", "pico-m", 2, 0.5, 0.5)
+    store.save_evaluation("job", evaluation, "j1")
+    assert store.evaluation_of("j1") == evaluation
+
+
+def test_a_half_made_database_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run.db.partial").write_bytes(b"half")
+    store = Store.create(tmp_path / "run.db")
+    assert len(store.meta("run_id")) == 12
+    assert not (tmp_path / "run.db.partial").exists()
 
 
 def test_a_job_is_found_again_with_its_bytes(store: Store) -> None:

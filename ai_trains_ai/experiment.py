@@ -125,7 +125,11 @@ class Experiment:
         require_verifiers()
         folder, steps = self._folder(out), self._steps(steps)
         parts = self._parts()  # a wrong part fails here, before anything is written
-        with contextlib.ExitStack() as stack:
+        parts.sandbox.preload(*parts.runner.sandbox_preload)
+        async with contextlib.AsyncExitStack() as stack:
+            # before the folder: where agent code runs was started when there was no secret, policy or database yet
+            stack.push_async_callback(parts.sandbox.close)
+            await parts.sandbox.start()
             if self._resuming is None:
                 folder.create(self._config(steps))
             stack.enter_context(folder.writer())
@@ -150,7 +154,6 @@ class Experiment:
         from ai_trains_ai.loop import OuterLoop
         from ai_trains_ai.validation import Validator
 
-        parts.sandbox.preload(*parts.runner.sandbox_preload)
         run = open_context(folder, store, parts.sandbox, self.budget, self.settings.seed, observers)
 
         def make_validator() -> Validator:

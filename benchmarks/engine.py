@@ -1,6 +1,6 @@
 """The NumPy engine against transformers: the same checkpoint, prompts and batch in one run, as a ratio.
 
-    python benchmarks/engine.py            # needs torch and transformers
+python benchmarks/engine.py            # needs torch and transformers
 """
 
 from __future__ import annotations

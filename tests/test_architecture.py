@@ -36,6 +36,8 @@ def _imports(path: Path) -> set[str]:
     for node in ast.walk(tree):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "ai_trains_ai":
+            names += [f"ai_trains_ai.{alias.name}" for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("ai_trains_ai.")}
     return found
 

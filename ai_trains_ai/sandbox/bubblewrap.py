@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ _OUTPUT_FACTOR = 64
 _FORK_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 _CHUNK = 1 << 16
+_logger = logging.getLogger(__name__)
 
 _GUARANTEES = Guarantees(
     backend="bubblewrap",
@@ -33,7 +35,7 @@ _GUARANTEES = Guarantees(
     processes=True,
     notes=(
         "own user, mount, pid, network, ipc and uts namespaces for every run; no capabilities",
-        "memory of a run with many processes is polled every 0.2 s",
+        "memory and CPU time of a run with many processes are polled every 0.2 s",
         "shares the host's kernel, with a deny-list of system calls on x86_64 and aarch64",
     ),
 )
@@ -50,8 +52,8 @@ class BubblewrapSandbox(Sandbox):
         python: Interpreter of the server; this package and what it needs must be installed for it.
 
     Attributes:
-        restarts: How often a server died and was started again.
-        warnings: What the server found wrong with itself at its start; empty when all is well.
+        restarts: How often a server died; the next run starts another.
+        warnings: What the server found wrong with itself at its start (logged too); empty when all is well.
     """
 
     guarantees = _GUARANTEES
@@ -59,6 +61,7 @@ class BubblewrapSandbox(Sandbox):
     def __init__(self, preload: Sequence[str] = (), python: str = sys.executable) -> None:
         self.restarts = 0
         self.warnings = ""
+        self._last_words = ""
         self._preload = tuple(preload)
         self._python = python
         self._server: ForkServer | None = None
@@ -109,21 +112,32 @@ class BubblewrapSandbox(Sandbox):
         async with self._lock:
             if self._closed:
                 raise SandboxError("The sandbox is closed; start it again before the next run.")
-            lost = self._server is not None and not self._server.alive
-            if self._server is not None and lost:
+            if self._server is not None and not self._server.alive:
+                server, self._server = self._server, None
                 self.restarts += 1
-                await self._server.close()
-                self._server = None
+                await server.close()
+                self._last_words = server.last_words()
+                _logger.warning("the sandbox's server died (%d so far): %s", self.restarts, self._last_words)
             if self._server is None:
-                try:
-                    self._server = await ForkServer.start(self._python, self._preload)
-                except SandboxUnavailable as error:
-                    if lost:
-                        raise SandboxError(f"The sandbox's server died and does not start again. {error}") from error
-                    raise
-                threads = self._server.threads
-                self.warnings = f"the server has {threads} threads, forking is unsafe" if threads != 1 else ""
+                self._server = await self._new_server()
             return self._server
+
+    async def _new_server(self) -> ForkServer:
+        try:
+            server = await ForkServer.start(self._python, self._preload)
+        except SandboxUnavailable as error:
+            if not self.restarts:
+                raise
+            times = "once" if self.restarts == 1 else f"{self.restarts} times"
+            raise SandboxError(
+                f"The sandbox's server died {times} and does not start again. {error}\n"
+                f"The last that the dead one said: {self._last_words}"
+            ) from error
+        threads = server.threads
+        self.warnings = f"the server has {threads} threads, forking is unsafe" if threads != 1 else ""
+        if self.warnings:
+            _logger.warning("sandbox: %s; preloaded: %s", self.warnings, ", ".join(self._preload) or "nothing")
+        return server
 
 
 class _Run:
@@ -224,7 +238,7 @@ class _Run:
 
     def _verdict(self, report: dict[str, Any] | None) -> tuple[SandboxOutcome, int | None, str]:
         if report is None:
-            return "sandbox_error", None, "the sandbox's server died"
+            return "sandbox_error", None, f"the sandbox's server died: {self._server.last_words()}"
         if "error" in report:
             return "sandbox_error", None, report["error"]
         code: int = report["code"]
@@ -238,7 +252,7 @@ class _Run:
             )
         if report["over_memory"]:
             return "memory_limit", code, f"more than {self._limits.memory_bytes} bytes of memory"
-        if code == -9 and report["cpu"] >= self._limits.cpu_seconds - 0.5:
+        if report["over_cpu"] or (code == -9 and report["cpu"] >= self._limits.cpu_seconds - 0.5):
             return "cpu_limit", code, f"more than {self._limits.cpu_seconds} s of CPU"
         if code < 0:
             return "signalled", code, f"signal {-code}"

@@ -18,6 +18,7 @@ from ai_trains_ai.sandbox import wall
 
 START_SECONDS = 180.0
 _CLOSE_SECONDS = 2.0
+_LAST_BYTES = 600
 _MAX_MESSAGE = 1 << 16
 # -X utf8 and -B because -I makes the interpreter ignore the variables of the same meaning.
 _FLAGS = ("-I", "-B", "-X", "utf8", "-c")
@@ -40,6 +41,7 @@ class ForkServer:
         self._process = process
         self._control = control
         self._log = log
+        self._last_words = ""
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
@@ -84,7 +86,9 @@ class ForkServer:
             await asyncio.wait_for(asyncio.shield(server._started), START_SECONDS)
         except TimeoutError:
             await server.close()
-            raise SandboxUnavailable(f"The sandbox's server was not ready after {START_SECONDS:.0f} s.") from None
+            raise SandboxUnavailable(
+                f"The sandbox's server was not ready after {START_SECONDS:.0f} s. It said: {server.last_words()}"
+            ) from None
         except BaseException:
             await server.close()
             raise
@@ -135,7 +139,17 @@ class ForkServer:
         """Kill the server and everything in it. Idempotent."""
         self._lost()
         await asyncio.to_thread(self._end_process)
+        self._last_words = self.last_words()
         self._log.close()
+
+    def last_words(self) -> str:
+        """The end of what the server and bubblewrap wrote to stderr; nothing in there comes from untrusted code."""
+        if self._log.closed:
+            return self._last_words
+        # The server writes through the same open file: its offset must stay where it is.
+        size = os.fstat(self._log.fileno()).st_size
+        said = os.pread(self._log.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
+        return said.decode(errors="replace").strip() or "nothing"
 
     def _end_process(self) -> None:
         # The end of its control socket ends a server in good order; a kill is for one that hangs.

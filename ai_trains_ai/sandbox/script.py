@@ -15,6 +15,7 @@ from ai_trains_ai.sandbox.channel import Channel
 
 _MAX_FILE_BYTES = 256 << 10
 _MAX_FILES = 100
+_MAX_HEADER = 8 << 10
 
 
 def run(payload: bytes, channel: Channel) -> None:
@@ -60,13 +61,17 @@ def changed_files(result: SandboxResult) -> dict[str, bytes]:
     """The files that a `run` sent back. Untrusted: names and sizes are `Workspace.merge`'s to check."""
     files: dict[str, bytes] = {}
     for kind, data in result.frames:
-        header, newline, content = data.partition(b"\n")
+        end = data.find(b"\n", 0, _MAX_HEADER)
+        if kind != "file" or end < 0 or len(data) - end - 1 > _MAX_FILE_BYTES:
+            continue
         try:
-            path = json.loads(header)["path"]
+            path = json.loads(data[:end])["path"]
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
-        if kind == "file" and newline and isinstance(path, str):
-            files[path] = content
+        if isinstance(path, str):
+            files[path] = data[end + 1 :]
+        if len(files) == _MAX_FILES:
+            break  # `run` sends no more
     return files
 
 

@@ -22,10 +22,13 @@ import traceback
 from typing import Any, NoReturn
 
 from ai_trains_ai.sandbox import jail, kernel
+from ai_trains_ai.sandbox.account import CpuAccount
 
 NOBODY = 65534
 _MAX_MESSAGE = 1 << 16
-_MEMORY_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+# A single process is ended by RLIMIT_CPU at the limit; the sum of several may pass it by this much.
+_CPU_SLACK_SECONDS = 0.25
 
 
 def main() -> NoReturn:
@@ -90,16 +93,34 @@ def _preload(names: list[str]) -> None:
 class _Run:
     """One forked child."""
 
-    def __init__(self, run_id: int, pid: int, memory_bytes: int) -> None:
+    def __init__(self, run_id: int, pid: int, memory_bytes: int, cpu_seconds: float) -> None:
         self.id = run_id
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.memory_bytes = memory_bytes
         self.over_memory = False
+        self._cpu = CpuAccount()
+        self._most_cpu = cpu_seconds + _CPU_SLACK_SECONDS
 
     def kill(self) -> None:
         """Pid 1 of its namespace: everything that it started dies with it."""
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def check(self) -> None:
+        """RLIMIT_DATA and RLIMIT_CPU bound each process of a run; this bounds their sums."""
+        pids = _processes(self.pidfd)
+        if self._cpu.look(pids) > self._most_cpu:
+            self.kill()
+        # Pages shared with this server count as resident, so the cheap sum is an upper bound.
+        if sum(map(_resident_bytes, pids)) > self.memory_bytes < sum(map(_private_bytes, pids)):
+            self.over_memory = True
+            self.kill()
+
+    def report(self, status: int, seconds: float) -> dict[str, Any]:
+        """How it ended, from what wait4 said of its first process."""
+        cpu = self._cpu.close(seconds)
+        report = {"id": self.id, "code": os.waitstatus_to_exitcode(status), "cpu": cpu}
+        return {**report, "over_cpu": cpu > self._most_cpu, "over_memory": self.over_memory}
 
 
 class _Server:
@@ -115,15 +136,16 @@ class _Server:
         """Answer until the controller is gone; the namespace then dies with this process."""
         next_check = 0.0
         while True:
-            events = self._poll.poll(_MEMORY_POLL_SECONDS * 1000 if self._runs else None)
+            events = self._poll.poll(_POLL_SECONDS * 1000 if self._runs else None)
             for fd, _ in events:
                 if fd == self._control.fileno():
                     self._receive()
                 else:
                     self._reap(self._runs.pop(fd))
             if self._runs and time.monotonic() >= next_check:
-                next_check = time.monotonic() + _MEMORY_POLL_SECONDS
-                self._check_memory()
+                next_check = time.monotonic() + _POLL_SECONDS
+                for run in self._runs.values():
+                    run.check()
 
     def _receive(self) -> None:
         data, descriptors = self._recvmsg()
@@ -160,7 +182,8 @@ class _Server:
                 jail.run_child(request, bundle, output, result, self._binds)
         finally:
             kernel.setns(self._own_pids, kernel.CLONE_NEWPID)
-        run = _Run(request["id"], pid, request["limits"]["memory_bytes"])
+        limits = request["limits"]
+        run = _Run(request["id"], pid, limits["memory_bytes"], limits["cpu_seconds"])
         self._runs[run.pidfd] = run
         self._poll.register(run.pidfd, select.POLLIN)
 
@@ -168,18 +191,7 @@ class _Server:
         self._poll.unregister(run.pidfd)
         _, status, usage = os.wait4(run.pid, 0)
         os.close(run.pidfd)
-        cpu = usage.ru_utime + usage.ru_stime
-        code = os.waitstatus_to_exitcode(status)
-        self._send({"id": run.id, "code": code, "cpu": cpu, "over_memory": run.over_memory})
-
-    def _check_memory(self) -> None:
-        """RLIMIT_DATA bounds each process of a run; this bounds their sum."""
-        for run in self._runs.values():
-            pids = _processes(run.pidfd)
-            # Pages shared with this server count as resident, so the cheap sum is an upper bound.
-            if sum(map(_resident_bytes, pids)) > run.memory_bytes < sum(map(_private_bytes, pids)):
-                run.over_memory = True
-                run.kill()
+        self._send(run.report(status, usage.ru_utime + usage.ru_stime))
 
     def _send(self, message: dict[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())

@@ -22,8 +22,8 @@ from ai_trains_ai.validation.plain import strict_json
 STAGE = "load"
 TARGET = "ai_trains_ai.environments.probe:load"
 MAX_ROWS = 4096
-MAX_ROW_BYTES = 64 << 10
-MAX_BYTES = 8 << 20
+MAX_ROW_CHARACTERS = 64 << 10
+MAX_CHARACTERS = (8 << 20) + MAX_ROWS
 # How far a row is searched for a hidden item inside of other text: messages and lines as a whole, and their ends.
 _MAX_TEXTS = 32
 _MAX_ENDS = 64
@@ -106,14 +106,17 @@ def freeze(frames: Mapping[str, bytes], family: TaskFamily, reserved: Callable[[
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines of the frame; counted before anything is made of them."""
-    if len(data) > MAX_BYTES or data.count(b"\n") >= MAX_ROWS:
+    """The lines of the frame, counted before anything is made of them. The child keeps to the same caps."""
+    if data.count(b"\n") >= MAX_ROWS:
         raise UntrustedDataError("too many rows")
-    return data.decode("utf-8").split("\n")
+    text = data.decode("utf-8")
+    if len(text) > MAX_CHARACTERS:
+        raise UntrustedDataError("too many characters")
+    return text.split("\n")
 
 
 def _row(text: str) -> _Row:
-    if len(text) > MAX_ROW_BYTES:
+    if len(text) > MAX_ROW_CHARACTERS:
         raise UntrustedDataError("row too big")
     data = strict_json(text)
     if not isinstance(data, dict):
@@ -162,7 +165,7 @@ def _readings(row: _Row, item: Item | None, read: _Reader) -> Iterator[Item]:
     yield from (whole for whole in found if whole is not None)
     unread = [text for text, whole in zip(texts, found, strict=True) if whole is None and len(text) <= _MAX_LINE]
     done: set[str] = set()
-    for text, end in islice(((text, end) for text in unread for end in _ends(text)), _MAX_ENDS):
+    for text, end in islice(((line, end) for line in unread for end in _ends(line)), _MAX_ENDS):
         if text not in done and (inner := read(end)) is not None:
             done.add(text)  # shorter ends of it may be items too, but not the one that was asked
             yield inner

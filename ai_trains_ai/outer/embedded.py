@@ -37,6 +37,7 @@ from ai_trains_ai.records import (
 )
 
 MOMENTUM = 0.9
+RATIO_CAP = 3.0  # of tokens with a negative advantage
 KEPT_ROWS = 128  # conversations whose keys and values stay cached between turns
 BURST = 16  # decoding steps before new conversations are let in
 KEPT_OPTIMIZERS = 2  # newest checkpoints that stay resumable; older ones keep their weights
@@ -267,7 +268,12 @@ class EmbeddedOuterTrainer(OuterTrainer):
         for _ in range(self._updates):
             stats = [
                 policy_gradient(
-                    self._model, batch, clip_low=self._clip, clip_high=self._clip, normaliser=float(episodes)
+                    self._model,
+                    batch,
+                    clip_low=self._clip,
+                    clip_high=self._clip,
+                    ratio_cap=RATIO_CAP,
+                    normaliser=float(episodes),
                 )
                 for batch in batches
             ]

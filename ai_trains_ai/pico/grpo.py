@@ -96,6 +96,7 @@ def policy_gradient(
     temperature: float = 1.0,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    ratio_cap: float | None = None,
     normaliser: float,
 ) -> PolicyStats:
     """Accumulate into ``model.grad`` the gradient of the negative objective (an optimizer descends).
@@ -106,6 +107,9 @@ def policy_gradient(
         temperature: That of the sampling (above 0): log-probabilities of another law don't match.
         clip_low: The ratio stops counting below ``1 - clip_low`` for a negative advantage,
         clip_high: and above ``1 + clip_high`` for a positive one.
+        ratio_cap: The ratio also stops counting above this for a negative advantage ("dual clip",
+            https://arxiv.org/abs/1912.09729): the plain clip leaves it unbounded there, and one token can then be the
+            whole gradient. ``None``: no cap.
         normaliser: Divides the sum, e.g. the number of sampled tokens of the whole batch.
 
     Raises:
@@ -125,6 +129,8 @@ def policy_gradient(
     too_high = (advantages > 0) & (ratio > 1 + clip_high)
     too_low = (advantages < 0) & (ratio < 1 - clip_low)
     live = ~(too_high | too_low)
+    if ratio_cap is not None:
+        live &= ~((advantages < 0) & (ratio > ratio_cap))
     # d(-objective)/dlogits = weight * (p - onehot) / temperature, with the clip's gradient zero outside
     weight = (ratio * advantages * live).astype(f4) * f4(1.0 / (normaliser * temperature))
     tokens = np.arange(len(weight))

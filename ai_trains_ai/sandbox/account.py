@@ -1,4 +1,4 @@
-"""CPU time of all processes of one run. The fork server asks the kernel a few times a second, as nobody else adds it up.
+"""CPU time of all processes of one run: the fork server looks a few times a second, as nobody else adds it up.
 
 What the kernel hands over when a run's first process is reaped counts only descendants that were waited for. Children
 left alone, killed with the run, or discarded by a parent that ignores SIGCHLD appear in no one's figure; for them the

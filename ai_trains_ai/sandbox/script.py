@@ -15,7 +15,7 @@ from ai_trains_ai.sandbox.channel import Channel
 
 _MAX_FILE_BYTES = 256 << 10
 _MAX_FILES = 100
-_MAX_HEADER = 8 << 10
+_MAX_HEADER = 1 << 10
 
 
 def run(payload: bytes, channel: Channel) -> None:
@@ -66,10 +66,10 @@ def changed_files(result: SandboxResult) -> dict[str, bytes]:
             continue
         try:
             path = json.loads(data[:end])["path"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            path.encode()  # JSON can name half of a character, which no file or answer can be written with
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-        if isinstance(path, str):
-            files[path] = data[end + 1 :]
+        files[path] = data[end + 1 :]
         if len(files) == _MAX_FILES:
             break  # `run` sends no more
     return files

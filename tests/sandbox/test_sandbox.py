@@ -15,9 +15,10 @@ import pytest
 from attrs import evolve
 
 from ai_trains_ai.errors import SandboxError, SandboxUnavailable
-from ai_trains_ai.records import Limits
+from ai_trains_ai.records import Limits, SandboxResult
 from ai_trains_ai.sandbox import BubblewrapSandbox, detect, wall
 from ai_trains_ai.sandbox.channel import Channel, FrameReader, OutputTail
+from ai_trains_ai.sandbox.forkserver import ForkServer
 from ai_trains_ai.sandbox.script import changed_files
 
 from .conftest import SCRIPT, SMALL, descendants, living, server_pid
@@ -64,6 +65,35 @@ async def test_changed_files_come_back_and_unchanged_ones_do_not(run):
     script = "import os\nos.makedirs('out')\nopen('out/new.txt', 'w').write('new')\nopen('old.txt', 'a').write('+')"
     result = await run(script, files={"old.txt": b"old", "same.txt": b"same"})
     assert changed_files(result) == {"out/new.txt": b"new", "old.txt": b"old+"}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"{}\n",
+        b'{"path": "x"}',
+        b'{"path": 3}\n',
+        b'["path"]\n',
+        b'"path"\n',
+        b"3\n",
+        b"\xff\n",
+        b'{"path": "\\ud800"}\n',
+        b'{"path": ' + b"[" * 900 + b"\n",
+        b"[" * 200_000 + b"\n",
+        b"9" * 900 + b"\n",
+        b'{"path": "%s"}\nx' % (b"x" * 5000),
+        b'{"path": "big"}\n' + bytes((256 << 10) + 1),
+    ],
+)
+def test_a_hostile_file_frame_is_passed_over(frame):
+    frames = (("file", frame), ("other", b'{"path": "o"}\n'), ("file", b'{"path": "good"}\ntext'))
+    assert changed_files(SandboxResult("exited", 0, frames)) == {"good": b"text"}
+
+
+def test_no_more_files_are_taken_than_a_run_sends():
+    frames = tuple(("file", b'{"path": "%d"}\n' % n) for n in range(500))
+    assert len(changed_files(SandboxResult("exited", 0, frames))) == 100
 
 
 async def test_long_output_keeps_its_beginning_and_end(run):
@@ -120,6 +150,56 @@ async def test_a_dead_server_is_infrastructure_and_starts_again():
         assert (await box.run(CHECK, b"")).outcome == "exited"
         assert box.restarts == 1
         assert not any(map(living, inside))
+
+
+async def kill_server(box):
+    os.kill(server_pid(box), 9)
+    for _ in range(500):
+        if not box._server.alive:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_stays_dead_says_how_often_and_its_last_words(monkeypatch):
+    async with BubblewrapSandbox() as box:
+        for deaths in (1, 2):
+            os.pwrite(box._server._log.fileno(), b"noise\nSegmentation fault", 0)
+            await kill_server(box)
+            if deaths == 1:
+                assert (await box.run(CHECK, b"")).outcome == "exited"
+        monkeypatch.setattr(wall, "find_bwrap", lambda: "/bin/false")
+        for _ in range(2):
+            with pytest.raises(SandboxError, match=r"died 2 times and does not start again(.|\n)*Segmentation fault"):
+                await box.run(CHECK, b"")
+        monkeypatch.undo()
+        assert (await box.run(CHECK, b"")).outcome == "exited"
+        assert box.restarts == 2
+
+
+async def test_a_run_whose_server_dies_tells_what_the_server_said():
+    async with BubblewrapSandbox() as box:
+        run = asyncio.create_task(box.run(SCRIPT, b'{"path": "m.py"}', files={"m.py": b"import time; time.sleep(60)"}))
+        await asyncio.sleep(0.3)
+        os.pwrite(box._server._log.fileno(), b"out of luck", 0)
+        os.kill(server_pid(box), 9)
+        assert (await run).detail == "the sandbox's server died: out of luck"
+
+
+async def test_a_server_that_is_unsafe_to_fork_is_logged(caplog, monkeypatch):
+    async with BubblewrapSandbox(preload=("fractions",)) as box:
+        assert (box.warnings, caplog.text) == ("", "")
+        real = ForkServer.start
+
+        async def threaded(*arguments):
+            server = await real(*arguments)
+            server.threads = 3
+            return server
+
+        monkeypatch.setattr(ForkServer, "start", threaded)
+        await kill_server(box)
+        await box.start()
+        assert "the server has 3 threads, forking is unsafe; preloaded: fractions" in caplog.text
+        assert "died (1 so far)" in caplog.text
 
 
 async def test_close_kills_everything_and_may_be_repeated():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ai_trains_ai.interfaces import TaskFamily
+from ai_trains_ai.interfaces import Sandbox, TaskFamily
 from ai_trains_ai.records import (
     BaseModel,
     ConfigKey,
@@ -103,6 +103,26 @@ class Sums(TaskFamily):
 
     def partial(self, item, reply):
         return self.score(item, reply)
+
+
+class Scripted(Sandbox):
+    """A sandbox that gives prepared results: what the trusted side does with hostile frames."""
+
+    def __init__(self, *results):
+        self.results = list(results)
+
+    def another(self, preload=()):
+        raise NotImplementedError
+
+    async def start(self):
+        pass
+
+    async def run(self, target, payload, **options):
+        assert json.loads(payload)
+        return self.results.pop(0)
+
+    async def close(self):
+        pass
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from ai_trains_ai.errors import UntrustedDataError
 from ai_trains_ai.records import TaskLimits
 from ai_trains_ai.validation import CODES
 from ai_trains_ai.validation import codes as codes_module
-from ai_trains_ai.validation.child import strict_json
 from ai_trains_ai.validation.codes import StageFailed
 from ai_trains_ai.validation.parse import parse
+from ai_trains_ai.validation.plain import finite, strict_json
 from ai_trains_ai.validation.rows import chance_of
 from ai_trains_ai.validation.sanity import Case, judge
 from ai_trains_ai.validation.schema import check_schema
@@ -32,6 +32,10 @@ BOMBS = {
     "many keys": "\n".join(f"k{n} = 1" for n in range(1200)),
     "duplicate": "a = 1\na = 2",
     "nul": "a = \x00",
+    "inline dotted key": "prime_rl = {a" + ".a" * 900 + " = 1}",
+    "inline dotted environment": "environment = {a" + ".a" * 900 + " = 1}",
+    "lists over many lines": "environment = {a = " + "[\n" * 2000,
+    "a list as deep as the parser goes": "[environment]\na = [\n" + "[\n" * 200 + "]\n" * 200 + "]",
 }
 
 
@@ -45,7 +49,7 @@ def test_a_toml_bomb_is_refused_quickly(name):
         codes = set()
     except StageFailed as failure:
         codes = {finding.code for finding in failure.findings}
-    assert codes <= {"toml-syntax", "file-too-big"}
+    assert codes <= {"toml-syntax", "file-too-big"}, codes
     assert time.process_time() - started < 0.5
 
 
@@ -116,6 +120,35 @@ def test_every_code_of_the_environments_room_is_registered():
     codes = {code for pair in used for code in pair if code}
     assert len(codes) > 20
     assert codes <= set(CODES)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (10**400, None),
+        (-(10**400), None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (True, None),
+        ("1", None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_only_a_finite_number_is_a_finite_number(value, number):
+    assert finite(value) == number
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"\\uDFff": 1}', b'"\xed\xa0\x80"', "1".encode("utf-16"), b"\xff"])
+def test_strict_json_refuses_half_characters_and_other_encodings(text):
+    with pytest.raises(UntrustedDataError):
+        strict_json(text)
+
+
+def test_strict_json_takes_whole_characters():
+    assert strict_json('"\\ud83d\\ude00"') == "\U0001f600"
 
 
 @pytest.mark.parametrize("text", ["NaN", "[1e999]", '{"a": 1, "a": 2}', "-Infinity", "[" * 99_999, "1" * 5000, "", "{"])

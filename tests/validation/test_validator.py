@@ -7,10 +7,9 @@ import os
 import pytest
 
 from ai_trains_ai.errors import SandboxError
-from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.records import SandboxResult, content_hash
 
-from .conftest import HEAD, HONEST, JOB, ROWS
+from .conftest import HEAD, HONEST, JOB, ROWS, Scripted
 
 
 def worked(body, decorator="@vf.reward"):
@@ -332,25 +331,6 @@ async def test_repeated_rows_only_warn(validate):
     report = await validate(HONEST.replace("a, b = i % 9, (i * 5) % 7", "a, b = i % 3, 1"))
     assert report.valid
     assert [finding.code for finding in report.findings] == ["duplicate-rows"]
-
-
-class Scripted(Sandbox):
-    """A sandbox that gives prepared results: what the trusted side does with hostile frames."""
-
-    def __init__(self, *results):
-        self.results = list(results)
-
-    def another(self, preload=()):
-        raise NotImplementedError
-
-    async def start(self):
-        pass
-
-    async def run(self, target, payload, **options):
-        return self.results.pop(0)
-
-    async def close(self):
-        pass
 
 
 ROW = b'{"prompt": "1 + 2 ->", "answer": "3", "steps": []}'

@@ -100,6 +100,7 @@ class Experiment:
             "inner": Spec("job_runner", "embedded"),
             "families": ["chained-arithmetic", "multi-hop"],
             "held_out": ["triage"],
+            "max_tokens": 128,  # twice the longest turn that makes sense; what goes astray ends early
         }
         return cls(**(defaults | changes))
 

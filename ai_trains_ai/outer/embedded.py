@@ -210,7 +210,8 @@ class EmbeddedOuterTrainer(OuterTrainer):
     wears away what the policy knew; measured, it forgot how to repair a submission and lost the held-out family.
 
     Args:
-        lr: learning rate. The gradient is that of the mean over episodes of the sum over tokens.
+        lr: learning rate at the start. The gradient is that of the mean over episodes of the sum over tokens.
+        half_life: updates after which the learning rate has halved; it falls as ``lr / (1 + version / half_life)``.
         updates: optimizer steps on each batch; ratios are clipped to ``1 ± clip``.
         clip: see ``updates``.
         max_norm: the gradient is clipped to this norm, so that a step moves the weights by at most ``lr * max_norm``
@@ -220,15 +221,17 @@ class EmbeddedOuterTrainer(OuterTrainer):
 
     def __init__(
         self,
-        lr: float = 0.02,
+        lr: float = 0.025,
+        half_life: float = 15.0,
         updates: int = 3,
         clip: float = 0.2,
         max_norm: float = 0.5,
         model: str | Path | None = None,
     ) -> None:
-        if min(lr, clip, max_norm) <= 0 or updates < 1:
-            raise ConfigurationError("lr, clip and max_norm must be positive and updates at least 1.")
-        self._lr, self._updates, self._clip, self._max_norm = lr, updates, clip, max_norm
+        if min(lr, half_life, clip, max_norm) <= 0 or updates < 1:
+            raise ConfigurationError("lr, half_life, clip and max_norm must be positive and updates at least 1.")
+        self._lr, self._half_life = lr, half_life
+        self._updates, self._clip, self._max_norm = updates, clip, max_norm
         self._folder = Path(model) if model else model_folder("outer")
         self._published: EmbeddedPolicy | None = None
 
@@ -278,7 +281,7 @@ class EmbeddedOuterTrainer(OuterTrainer):
                 for batch in batches
             ]
             first = first or stats
-            done = self._optimizer.step(self._lr)
+            done = self._optimizer.step(self._lr / (1 + self._version / self._half_life))
             if done.skipped:
                 self._model.flat[:] = before
                 self._optimizer.load_state(state)

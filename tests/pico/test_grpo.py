@@ -135,3 +135,18 @@ def test_shapes_that_do_not_belong_together_are_refused(tiny: Qwen3) -> None:
         PolicyBatch(batch.prompts, batch.pad, batch.completions, batch.mask[:, :, 1:], batch.logprobs, batch.advantages)
     with pytest.raises(ConfigurationError, match="must be positive"):
         policy_gradient(tiny, batch, temperature=0.0, normaliser=1.0)
+
+
+def test_the_ratio_cap_bounds_tokens_with_a_negative_advantage(tiny: Qwen3) -> None:
+    """The plain clip leaves them unbounded: at a ratio of e^3 they would be twenty times the gradient."""
+    batch = shifted(sampled(tiny, -np.ones((2, GROUP), np.float32)), 3.0)
+    tiny.grad[:] = 0
+    policy_gradient(tiny, batch, normaliser=1.0)
+    assert np.abs(tiny.grad).max() > 0
+    tiny.grad[:] = 0
+    assert policy_gradient(tiny, batch, ratio_cap=3.0, normaliser=1.0).clipped == 1.0
+    assert np.abs(tiny.grad).max() == 0
+    positive = shifted(sampled(tiny, np.ones((2, GROUP), np.float32)), -1.0)
+    policy_gradient(tiny, positive, ratio_cap=0.1, normaliser=1.0)
+    assert np.abs(tiny.grad).max() > 0  # a positive advantage has the plain clip
+    tiny.grad[:] = 0

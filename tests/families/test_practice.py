@@ -33,7 +33,7 @@ def test_rows_depend_on_the_arguments_alone(name: str) -> None:
     depth = load(name).deepest
     assert practice(name, depth, depth) == practice(name, depth, depth)
     assert practice(name, depth, depth) != practice(name, depth, depth, seed=1)
-    assert len(practice(name, depth, depth)) == 256
+    assert len(practice(name, depth, depth)) == 128
 
 
 def test_a_space_smaller_than_the_order_repeats() -> None:

@@ -17,7 +17,7 @@ READS = {
     "files of the host": """
 import glob, os
 home = os.path.expanduser('~root')
-paths = ['/etc/shadow', '/etc/hostname', '/root', '/home', '/work/shared', '/var', '/run', '/sys', '/boot', '/proc/1/environ',
+paths = ['/etc/shadow', '/etc/hostname', '/root', '/home', '/var', '/run', '/sys', '/boot', '/proc/1/environ',
          '/proc/self/environ', '/proc/self/root/etc/shadow', '/../../etc/shadow', '/tmp/canary-file', HOST_HOME]
 for path in paths:
     try:

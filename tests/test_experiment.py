@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -305,6 +306,24 @@ async def test_an_error_in_a_part_comes_out_as_itself(tmp_path: Path, sandbox: S
 
     with pytest.raises(ZeroDivisionError, match="my bug"):
         await small(sandbox=sandbox, reward=Broken).run(1, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(Reward(float("nan"), {}, {}), "total that is not finite"), (0.5, r"returned 0\.5, not a Reward.*ata\.Reward")],
+    ids=["nan", "float"],
+)
+async def test_what_is_no_reward_is_refused_at_once(
+    tmp_path: Path, sandbox: Sandbox, value: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(ata.RewardFn):
+        def __call__(self, outcome: EpisodeOutcome) -> Reward:
+            return value  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigurationError, match=message):
+        await small(sandbox=sandbox, reward=Odd).run(1, out=tmp_path / "run")
+    gc.collect()
+    assert "never retrieved" not in caplog.text  # jobs of the other episodes were cancelled, not forgotten
 
 
 async def test_by_hand(job_folder: Path, sandbox: Sandbox) -> None:

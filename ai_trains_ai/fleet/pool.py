@@ -56,7 +56,8 @@ class Fleet:
             seconds = self._clock() - begin
             usd = seconds / 3600 * pod.offer.usd_per_hour / pod.offer.slots
             async with self._changed:
-                self._free[pod.id] += 1
+                if pod.id in self._free:  # the fleet may be closing
+                    self._free[pod.id] += 1
                 self._changed.notify()
             self._ledger.charge(Charge("busy", job_id, seconds, "seconds", usd))
 

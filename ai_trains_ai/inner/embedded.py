@@ -232,6 +232,9 @@ class EmbeddedJobRunner(InnerJobRunner):
         running = self._jobs.pop(handle.job_id, None)
         if running is None:
             return
+        if not running.task.done():  # nobody waits for it any more
+            running.task.cancel()
+            await asyncio.gather(running.task, return_exceptions=True)
         if keep_weights and running.weights:
             from ai_trains_ai.store.folder import attempt_write
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from attrs import evolve
 
 from ai_trains_ai.agent import Rollout, open_workspace, opening, play
 from ai_trains_ai.agent.rollout import segments
-from ai_trains_ai.errors import PolicyError, ProviderError, SandboxError
+from ai_trains_ai.errors import ConfigurationError, PolicyError, ProviderError, SandboxError
 from ai_trains_ai.evaluation import HiddenEvaluation, paired_difference
 from ai_trains_ai.events import (
     BaselineMeasured,
@@ -34,6 +35,7 @@ from ai_trains_ai.records import (
     Evaluation,
     JobHandle,
     JobResult,
+    Reward,
     SandboxResult,
     Submission,
     Task,
@@ -83,7 +85,7 @@ class Episodes:
         episode = self._draft(episode_id, group, index, rollout, run.clock() - begin)
         if rollout.submission is None or rollout.report is None:
             outcome = EpisodeOutcome(task, episode.attempts, None, baselines=baselines)
-            return self._finish(evolve(episode, reward=self._parts.reward(outcome)))
+            return self._finish(evolve(episode, reward=self._pay(outcome)))
         job = self._job(episode, task, rollout.submission, rollout.report)
         episode = evolve(episode, job_id=job.id, base_model=job.base_model)
         handle = JobHandle(job.id)
@@ -213,7 +215,21 @@ class Episodes:
         )
         post = evaluation.mean if evaluation else None
         uplift = None if post is None else post - outcome.best_baseline
-        return evolve(episode, reward=self._parts.reward(outcome), post=post, uplift=uplift)
+        return evolve(episode, reward=self._pay(outcome), post=post, uplift=uplift)
+
+    def _pay(self, outcome: EpisodeOutcome) -> Reward:
+        """The reward, if it is one: a NaN would poison its group, and the run would only say so much later."""
+        function = self._parts.reward
+        reward = function(outcome)
+        name = type(function).__name__
+        if not isinstance(reward, Reward):
+            raise ConfigurationError(
+                f"{name} returned {reward!r}, not a Reward. Return ata.Reward(total, components, weights)."
+            )
+        odd = [key for key, value in {"total": reward.total, **reward.components}.items() if not math.isfinite(value)]
+        if odd:
+            raise ConfigurationError(f"{name} gave a {', '.join(odd)} that is not finite on {outcome.task.id}.")
+        return reward
 
     def _masked(self, episode: Episode, error: Exception) -> Episode:
         """Infrastructure failed: the episode is kept, but never trained on."""

@@ -251,7 +251,9 @@ async def test_an_attack_gets_nothing(name, run, host):
     said = result.output.decode(errors="replace")
     assert "LEAK" not in said
     assert CANARY not in said
-    assert "DONE" in said, (result.outcome, result.detail, said)
+    # what eats memory meets its own limit or, on a busy machine, is ended by the poll before it does: both are safe
+    ended_for_memory = name == "resources: memory of one process" and result.outcome == "memory_limit"
+    assert "DONE" in said or ended_for_memory, (result.outcome, result.detail, said)
     assert not contacts
     assert bystander.poll() is None
 

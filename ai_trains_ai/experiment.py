@@ -191,6 +191,9 @@ class Experiment:
             attempts = self.settings.attempts
             return [evolve(t, limits=evolve(t.limits, attempts=attempts)) for family in found for t in family.tasks()]
 
+        if not tasks(train):
+            names = ", ".join(family.name for family in train)
+            raise ConfigurationError(f"{names}: tasks() gives no task to train on. A family needs at least one.")
         return families, tasks(train), tasks(held_out)
 
     def _parts(self) -> Parts:
@@ -225,6 +228,8 @@ class Experiment:
             store = Store.open(self._resuming.database, write=False)
             with contextlib.closing(store):
                 steps = int(store.meta("steps") or self._resuming.read_config()["steps"])
+        if not isinstance(steps, int):
+            raise ConfigurationError(f"steps must be a whole number, not {steps!r}.")
         if steps < 1:
             raise ConfigurationError(f"steps must be at least 1, not {steps}.")
         return steps

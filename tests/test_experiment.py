@@ -421,6 +421,25 @@ async def test_a_broken_update_skips_its_step(tmp_path: Path, sandbox: Sandbox) 
     assert [step["version"] for step in run.steps] == [0, 1]
 
 
+def test_a_family_without_tasks_is_refused() -> None:
+    from ai_trains_ai.families.multi_hop import MultiHop
+
+    class Empty(MultiHop):
+        name = "empty"
+
+        def tasks(self) -> tuple[Any, ...]:
+            return ()
+
+    with pytest.raises(ConfigurationError, match=r"empty: tasks\(\) gives no task"):
+        small(families=[Empty()])
+
+
+@pytest.mark.parametrize("steps", [1.5, "2"])
+def test_steps_must_be_a_whole_number(steps: Any) -> None:
+    with pytest.raises(ConfigurationError, match="whole number"):
+        small().total_steps(steps)
+
+
 async def test_a_wrong_part_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="hybird"):
         await small(reward="hybird").run(1, out=tmp_path / "run")

@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.interfaces import InnerJobRunner, ServedModel, TaskFamily
 from ai_trains_ai.records import (
     Baseline,
@@ -88,6 +89,9 @@ class HiddenEvaluation:
             ItemResult(index, score(item, reply), reply)
             for index, (item, reply) in enumerate(zip(items, replies, strict=True))
         )
+        odd = [result.score for result in results if not 0.0 <= result.score <= 1.0]  # NaN too
+        if odd:
+            raise ConfigurationError(f"Family {task.family}: score() gave {odd[0]!r}; it must be in [0, 1].")
         mean, stderr = mean_and_stderr([result.score for result in results])
         return Evaluation(task.id, name, len(results), mean, stderr, results)
 

@@ -37,7 +37,9 @@ class Fleet:
             offers = [offer for offer in await self._provider.offers(request or PodRequest()) if offer.available]
             if not offers:
                 name = type(self._provider).__name__
-                raise NoCapacity(f"{name} has no machine for {request}. Ask for another type, or try later.")
+                raise NoCapacity(
+                    f"{name} has no machine for {request or PodRequest()}. Ask for another type, or try later."
+                )
             self._offer = offers[0]
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.evaluation import HiddenEvaluation, paired_difference
 from ai_trains_ai.families import load
 from ai_trains_ai.families.hidden import reserved
@@ -104,3 +105,9 @@ def test_a_baseline_with_further_items_is_compared_on_the_shared_ones() -> None:
     baseline = Baseline("m", Evaluation("t", "m", 8, 0.125, 0.1, items))
     after = Evaluation("t", "m", 4, 0.25, 0.2, items[:4])
     assert paired_difference(after, [baseline]) == (0.0, 0.0)
+
+
+async def test_a_score_outside_of_its_range_names_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(FAMILY), "score", lambda self, item, reply: float("nan"))
+    with pytest.raises(ConfigurationError, match=r"chained-arithmetic: score\(\) gave nan"):
+        await made().trained(TASK, Runner(), JobHandle("j"), "m")  # type: ignore[arg-type]

@@ -119,6 +119,10 @@ class Transient(ProviderError):
     """Worth a retry with back-off."""
 
 
+class TransportError(AiTrainsAiError):
+    """A file or command on a machine is not as expected; trying again would not help."""
+
+
 class BudgetExceeded(AiTrainsAiError):
     """A spend would pass the budget. Nothing was started."""
 

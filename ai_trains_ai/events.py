@@ -12,6 +12,7 @@ from ai_trains_ai.records import (
     Checkpoint,
     Episode,
     Evaluation,
+    Finding,
     JobResult,
     TrainStep,
     ValidationReport,
@@ -27,9 +28,12 @@ class Event:
 
 @frozen
 class RunStarted(Event):
+    """``plugins`` are the loaded ones beyond the built-ins, as "name (distribution version)"."""
+
     run: str
     sandbox: str
     resumed: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 @frozen
@@ -84,6 +88,14 @@ class Evaluated(Event):
 
 
 @frozen
+class IntegrityFound(Event):
+    """What a check or a reviewer has against an episode; tampering when its severity is "error"."""
+
+    episode_id: str
+    finding: Finding
+
+
+@frozen
 class Charged(Event):
     charge: Charge
 
@@ -103,6 +115,14 @@ class StepFinished(Event):
 @frozen
 class CheckpointSaved(Event):
     checkpoint: Checkpoint
+
+
+@frozen
+class RunStopped(Event):
+    """The run ended before its last step: stopped by the user, out of budget, or broken. It can be resumed."""
+
+    steps: int
+    reason: str
 
 
 @frozen

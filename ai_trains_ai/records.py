@@ -367,11 +367,21 @@ StopReason = Literal["stop", "length", "context"]
 
 
 @frozen
+class Usage:
+    """Tokens that one turn took: ``prompt`` read in all, ``cached`` of them from a cache, ``completion`` sampled."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+
+
+@frozen
 class Turn:
     """What a policy said: text and tool calls; for trainers the exact token ids and log-probabilities.
 
     ``prompt_ids`` [n_prompt] is everything before this turn, ``ids`` [n] what was sampled (the stop token included),
-    ``logprobs`` [n] natural log under the sampling policy of version ``policy_version``.
+    ``logprobs`` [n] natural log under the sampling policy of version ``policy_version``. ``usage`` is what a paid
+    service counted; ``None`` where nobody counts.
     """
 
     text: str
@@ -381,6 +391,11 @@ class Turn:
     prompt_ids: tuple[int, ...] = field(default=(), repr=False)
     ids: tuple[int, ...] = field(default=(), repr=False)
     logprobs: tuple[float, ...] = field(default=(), repr=False)
+    usage: Usage | None = None
+
+
+Prompt = str | Sequence[Message]
+"""What an inner model is asked: one user message as text, or a conversation that ends with a user message."""
 
 
 @frozen
@@ -401,8 +416,9 @@ class Episode:
 
     ``status`` "infrastructure" masks the episode from training. ``policy_versions`` are all versions that sampled in
     it; ``end`` says how the agent stopped (``submitted``, ``attempts``, ``turns``, ``prose``, ``context``); ``post``
-    and ``uplift`` are the hidden score of its trained model and the difference to the best untrained one; ``note`` is
-    the reason of an infrastructure failure.
+    and ``uplift`` are the hidden score of its trained model and the difference to the best untrained one; ``findings``
+    are those of integrity checks and reviewers (an error among them is tampering); ``note`` is the reason of an
+    infrastructure failure.
     """
 
     id: str
@@ -424,6 +440,7 @@ class Episode:
     reward: Reward | None = None
     seconds: float = 0.0
     note: str = ""
+    findings: tuple[Finding, ...] = ()
 
 
 @frozen
@@ -451,7 +468,11 @@ class TrainStep:
 
 @frozen
 class Checkpoint:
-    """A resumable state of an outer trainer. ``path`` is a folder of the trainer's own layout."""
+    """A resumable state of an outer trainer.
+
+    ``path`` says where it is: a folder relative to the run folder, or an address that the trainer understands. Empty
+    for a policy that does not learn.
+    """
 
     name: str
     path: str

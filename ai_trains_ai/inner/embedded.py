@@ -29,6 +29,7 @@ from ai_trains_ai.records import (
     JobHandle,
     JobResult,
     Limits,
+    Prompt,
     SamplingParams,
     SandboxResult,
     TrainingJob,
@@ -221,6 +222,8 @@ class EmbeddedJobRunner(InnerJobRunner):
     @contextlib.asynccontextmanager
     async def serve(self, model: BaseModel | JobHandle) -> AsyncIterator[ServedModel]:
         if isinstance(model, BaseModel):
+            if model.name not in {known.name for known in self.base_models()}:
+                raise JobError(f"This runner has no base model {model.name!r}.")
             yield _Served(self._server, model.name, b"")
             return
         running = self._known(model)
@@ -264,10 +267,12 @@ class _Served(ServedModel):
     def __init__(self, sandbox: Sandbox, base_model: str, weights: bytes) -> None:
         self._sandbox, self._base_model, self._weights = sandbox, base_model, weights
 
-    async def sample(self, prompts: Sequence[str], params: SamplingParams) -> list[str]:
+    async def sample(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[str]:
+        # base models know no roles: contents are put after one another, as in training
+        texts = [p if isinstance(p, str) else "".join(message.content for message in p) for p in prompts]
         order = {
             "base_model": self._base_model,
-            "prompts": list(prompts),
+            "prompts": texts,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "seed": params.seed,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from ai_trains_ai.errors import ConfigurationError, NoCapacity
+from ai_trains_ai.errors import ConfigurationError, TransportError
 from ai_trains_ai.interfaces import GPUProvider, Transport
 from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
 from ai_trains_ai.threads import usable_cores
@@ -29,7 +32,7 @@ class LocalProvider(GPUProvider):
 
     async def offers(self, request: PodRequest) -> Sequence[Offer]:
         if request.gpu_types and "cpu" not in request.gpu_types:
-            raise NoCapacity(f"This machine offers CPU slots only, not {', '.join(request.gpu_types)}.")
+            return []
         return [Offer("local-cpu", "cpu", 0, 0.0, slots=self.slots)]
 
     async def create(self, offer: Offer, spec: PodSpec) -> Pod:
@@ -57,13 +60,21 @@ class LocalTransport(Transport):
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
     ) -> tuple[int | None, bytes]:
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            return (127 if isinstance(error, FileNotFoundError) else 126), f"{argv[0]}: {error.strerror}".encode()
         try:
             output, _ = await asyncio.wait_for(process.communicate(stdin), timeout)
         except TimeoutError:
-            process.kill()
-            await process.wait()
             return None, b""
+        finally:
+            if process.returncode is None:  # out of time, or the caller was cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         return process.returncode, output
 
     async def put(self, files: Mapping[str, bytes], folder: str) -> None:
@@ -71,7 +82,9 @@ class LocalTransport(Transport):
             for path, data in files.items():
                 target = Path(folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
+                partial = target.with_name(target.name + ".partial")
+                partial.write_bytes(data)
+                os.replace(partial, target)
 
         await asyncio.to_thread(write)
 
@@ -80,7 +93,25 @@ class LocalTransport(Transport):
             with Path(path).open("rb") as file:
                 return file.read(limit + 1)
 
-        data = await asyncio.to_thread(read)
+        try:
+            data = await asyncio.to_thread(read)
+        except OSError as error:
+            raise TransportError(f"{path} can't be read: {error.strerror}.") from error
         if len(data) > limit:
-            raise ConfigurationError(f"{path} is larger than {limit} bytes.")
+            raise TransportError(f"{path} is larger than {limit} bytes.")
         return data
+
+    async def tail(self, path: str, offset: int, limit: int = 1 << 20) -> bytes:
+        def read() -> bytes:
+            with Path(path).open("rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+
+        try:
+            return await asyncio.to_thread(read)
+        except FileNotFoundError:
+            return b""
+
+    @contextlib.asynccontextmanager
+    async def forward(self, port: int) -> AsyncIterator[int]:
+        yield port  # it is this machine's own already

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, NoCapacity
+from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, TransportError
 from ai_trains_ai.fleet import Fleet, Ledger
 from ai_trains_ai.providers.local import LocalProvider
 from ai_trains_ai.records import Budget, Charge, Offer, PodRequest
@@ -103,8 +103,7 @@ async def test_close_terminates_pods(tmp_path: Path) -> None:
 async def test_local_provider_refuses_what_it_is_not() -> None:
     with pytest.raises(ConfigurationError, match="at least one slot"):
         LocalProvider(slots=0)
-    with pytest.raises(NoCapacity, match="not H100"):
-        await LocalProvider().offers(PodRequest(("H100",)))
+    assert await LocalProvider().offers(PodRequest(("H100",))) == []
 
 
 async def test_local_transport_runs_and_moves_files(tmp_path: Path) -> None:
@@ -117,5 +116,12 @@ async def test_local_transport_runs_and_moves_files(tmp_path: Path) -> None:
     assert await shell.get(str(tmp_path / "a/b.txt"), 5) == b"hello"
     assert await shell.run(["cat"], stdin=b"x") == (0, b"x")
     assert await shell.run(["sleep", "5"], timeout=0.1) == (None, b"")
-    with pytest.raises(ConfigurationError, match="larger than 4"):
+    with pytest.raises(TransportError, match="larger than 4"):
         await shell.get(str(tmp_path / "a/b.txt"), 4)
+    with pytest.raises(TransportError, match="can't be read"):
+        await shell.get(str(tmp_path / "nothing"), 4)
+    assert (await shell.run(["no-such-program"]))[0] == 127
+    assert await shell.tail(str(tmp_path / "a/b.txt"), 3) == b"lo"
+    assert await shell.tail(str(tmp_path / "nothing"), 0) == b""
+    async with shell.forward(8000) as port:
+        assert port == 8000

@@ -15,31 +15,39 @@ if TYPE_CHECKING:
     from ai_trains_ai.interfaces import (
         GPUProvider,
         InnerJobRunner,
+        IntegrityCheck,
         OuterPolicy,
         OuterTrainer,
+        Policy,
         RewardFn,
         Sandbox,
         TaskFamily,
         Tracker,
     )
-    from ai_trains_ai.plugins import hookimpl
-    from ai_trains_ai.plugins.registry import Spec
-    from ai_trains_ai.records import Budget, Reward
+    from ai_trains_ai.plugins import EventHandler, Spec, hookimpl
+    from ai_trains_ai.records import Budget, EpisodeOutcome, Finding, Reward, Scenario
     from ai_trains_ai.report.run import Run, open_run
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "EpisodeOutcome",
+    "EventHandler",
     "Experiment",
+    "Finding",
     "GPUProvider",
     "InnerJobRunner",
+    "IntegrityCheck",
     "OuterPolicy",
     "OuterTrainer",
+    "Policy",
     "Reward",
     "RewardFn",
     "Run",
     "Sandbox",
+    "Scenario",
+    "Spec",
     "TaskFamily",
     "Tracker",
     "__version__",
@@ -52,33 +60,34 @@ __all__ = [
     "resume",
     "reward",
     "run_job",
+    "task_family",
+    "tracker",
     "validate",
 ]
 
 _HOMES = {
-    "Budget": "records",
-    "Reward": "records",
-    "Experiment": "experiment",
-    "resume": "experiment",
-    "hookimpl": "plugins",
-    "Run": "report.run",
-    "open_run": "report.run",
-    "evaluate": "byhand",
-    "run_job": "byhand",
-    "validate": "byhand",
-} | dict.fromkeys(
-    (
-        "GPUProvider",
-        "InnerJobRunner",
-        "OuterPolicy",
-        "OuterTrainer",
-        "RewardFn",
-        "Sandbox",
-        "TaskFamily",
-        "Tracker",
-    ),
-    "interfaces",
-)
+    name: home
+    for home, names in {
+        "records": ("Budget", "EpisodeOutcome", "Finding", "Reward", "Scenario"),
+        "experiment": ("Experiment", "resume"),
+        "plugins": ("EventHandler", "Spec", "hookimpl"),
+        "report.run": ("Run", "open_run"),
+        "byhand": ("evaluate", "run_job", "validate"),
+        "interfaces": (
+            "GPUProvider",
+            "InnerJobRunner",
+            "IntegrityCheck",
+            "OuterPolicy",
+            "OuterTrainer",
+            "Policy",
+            "RewardFn",
+            "Sandbox",
+            "TaskFamily",
+            "Tracker",
+        ),
+    }.items()
+    for name in names
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -97,7 +106,7 @@ def __dir__() -> list[str]:
 
 
 def _spec(kind: str, name: str, arguments: dict[str, Any]) -> Spec:
-    from ai_trains_ai.plugins.registry import Spec
+    from ai_trains_ai.plugins import Spec
 
     return Spec(kind, name, arguments)
 
@@ -120,3 +129,13 @@ def gpu_provider(name: str, **arguments: Any) -> Spec:
 def reward(name: str, **arguments: Any) -> Spec:
     """A reward function by name, made when the experiment runs."""
     return _spec("reward", name, arguments)
+
+
+def task_family(name: str, **arguments: Any) -> Spec:
+    """A task family by name, made when the experiment is."""
+    return _spec("task_family", name, arguments)
+
+
+def tracker(name: str, **arguments: Any) -> Spec:
+    """A tracker by name, made when the experiment runs."""
+    return _spec("tracker", name, arguments)

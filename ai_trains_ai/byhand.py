@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ai_trains_ai.blocking import run_blocking
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, SubmissionRejected, UnknownName
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext, TaskFamily
-from ai_trains_ai.plugins import Registry, Spec
+from ai_trains_ai.plugins import Hooks, Registry, Spec
 from ai_trains_ai.records import (
     Baseline,
     Budget,
@@ -27,9 +28,11 @@ from ai_trains_ai.records import (
     TrainingJob,
     ValidationReport,
 )
-from ai_trains_ai.session import Observers, open_context
+from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
 from ai_trains_ai.workspace import Workspace
+
+logger = logging.getLogger(__name__)
 
 FILES = ("environment.py", "job.toml", "probes.jsonl")
 EMBEDDED = Spec("job_runner", "embedded")
@@ -53,13 +56,17 @@ class _Bench:
 
     run: RunContext
     runner: InnerJobRunner
-    registry: Registry
     evaluation: Any
     validator: Any
 
 
 def validate(
-    folder: str | Path, task: str = "chained-arithmetic-2-3", *, runner: Any = EMBEDDED, sandbox: Any = "bubblewrap"
+    folder: str | Path,
+    task: str = "chained-arithmetic-2-3",
+    *,
+    runner: Any = EMBEDDED,
+    sandbox: Any = "bubblewrap",
+    plugins: Sequence[object] = (),
 ) -> ValidationReport:
     """The verdict on the submission in ``folder``. Blocking; also works in a notebook cell.
 
@@ -68,11 +75,13 @@ def validate(
         task: id of the task that it is for.
         runner: whose config surface and base models count.
         sandbox: where the environment is loaded and scored.
+        plugins: plugin objects besides the installed ones; they may review the submission.
     """
-    submission, (family, found) = read_submission(folder), find_task(Registry(), task)
+    registry = Registry(plugins)
+    submission, (family, found) = read_submission(folder), find_task(registry, task)
 
     async def check() -> ValidationReport:
-        async with _bench(runner, sandbox, serve=False) as bench:
+        async with _bench(registry, runner, sandbox, serve=False) as bench:
             report: ValidationReport = await bench.validator.validate(submission, found, family)
             return report
 
@@ -86,6 +95,7 @@ async def run_job(
     runner: Any = EMBEDDED,
     reward: Any = "hybrid",
     sandbox: Any = "bubblewrap",
+    plugins: Sequence[object] = (),
     on_progress: Callable[[int, Mapping[str, float]], None] | None = None,
     seed: int = 0,
     eval_items: int = 256,
@@ -96,8 +106,10 @@ async def run_job(
         SubmissionRejected: it doesn't validate; the report is in ``.report``.
         UnknownName: no such task.
     """
-    submission, (family, found) = read_submission(folder), find_task(Registry(), task)
-    async with _bench(runner, sandbox, eval_items=eval_items) as bench:
+    registry = Registry(plugins)
+    pay = registry.resolve("reward", reward)
+    submission, (family, found) = read_submission(folder), find_task(registry, task)
+    async with _bench(registry, runner, sandbox, eval_items=eval_items) as bench:
         report = await bench.validator.validate(submission, found, family)
         if not report.valid:
             raise SubmissionRejected(f"{folder} does not validate:\n{report.text()}", report)
@@ -116,8 +128,7 @@ async def run_job(
 
     paired, stderr = paired_difference(evaluation, baselines) if evaluation else (0.0, 0.0)
     outcome = EpisodeOutcome(found, 1, 1, report, result, evaluation, baselines, paired, stderr)
-    paid = Registry().resolve("reward", reward)(outcome)
-    return JobReport(found, evolve(report, rows=()), result, evaluation, baselines, paid)
+    return JobReport(found, evolve(report, rows=()), result, evaluation, baselines, pay(outcome))
 
 
 async def evaluate(
@@ -126,11 +137,13 @@ async def evaluate(
     *,
     runner: Any = EMBEDDED,
     sandbox: Any = "bubblewrap",
+    plugins: Sequence[object] = (),
     eval_items: int = 256,
 ) -> Evaluation:
     """The hidden score of an untrained base model on a task, on items drawn for this call."""
-    _, found = find_task(Registry(), task)
-    async with _bench(runner, sandbox, eval_items=eval_items) as bench:
+    registry = Registry(plugins)
+    _, found = find_task(registry, task)
+    async with _bench(registry, runner, sandbox, eval_items=eval_items) as bench:
         known = [model.name for model in bench.runner.base_models()]
         if base_model not in known:
             raise UnknownName.of("base model", base_model, known)
@@ -140,11 +153,23 @@ async def evaluate(
 
 def find_task(registry: Registry, task_id: str) -> tuple[TaskFamily, Task]:
     """The task with this id among all registered families, and its family."""
-    families = [registry.resolve("task_family", name) for name in registry.entries("task_family")]
-    tasks = {task.id: (family, task) for family in families for task in family.tasks()}
+    tasks = {task.id: (family, task) for family in _families(registry).values() for task in family.tasks()}
     if task_id not in tasks:
         raise UnknownName.of("task", task_id, tasks)
     return tasks[task_id]
+
+
+def _families(registry: Registry) -> dict[str, TaskFamily]:
+    """All registered families that can be made; a plugin's broken one is logged and left out."""
+    found = {}
+    for name in registry.entries("task_family"):
+        try:
+            family = registry.resolve("task_family", name)
+        except Exception as error:
+            logger.warning("The task family %r can't be made: %s", name, error)
+            continue
+        found[family.name] = family
+    return found
 
 
 def read_submission(folder: str | Path) -> Submission:
@@ -157,13 +182,15 @@ def read_submission(folder: str | Path) -> Submission:
 
 
 @contextlib.asynccontextmanager
-async def _bench(runner: Any, jail: Any, *, serve: bool = True, eval_items: int = 256) -> AsyncIterator[_Bench]:
+async def _bench(
+    registry: Registry, runner: Any, jail: Any, *, serve: bool = True, eval_items: int = 256
+) -> AsyncIterator[_Bench]:
     from ai_trains_ai.evaluation import HiddenEvaluation
     from ai_trains_ai.families.hidden import reserved
     from ai_trains_ai.validation import Validator
 
     require_verifiers()
-    registry = Registry()
+    hooks = Hooks(registry.manager)
     chosen: InnerJobRunner = registry.resolve("job_runner", runner)
     sandbox = registry.resolve("sandbox", jail)
     sandbox.preload(*chosen.sandbox_preload)
@@ -171,15 +198,15 @@ async def _bench(runner: Any, jail: Any, *, serve: bool = True, eval_items: int 
         folder = RunFolder(Path(temporary) / "run")
         folder.create({})
         store = Store.create(folder.database)
-        run = open_context(folder, store, sandbox, Budget(), 0, Observers(()))
-        families = {name: registry.resolve("task_family", name) for name in registry.entries("task_family")}
-        evaluation = HiddenEvaluation(families, folder.secret(), n=eval_items)
-        validator = Validator(sandbox, chosen.config_surface(), chosen.base_models(), reserved=reserved)
+        run = open_context(folder, store, sandbox, Budget(), 0, hooks)
+        evaluation = HiddenEvaluation(_families(registry), folder.secret(), n=eval_items)
+        surface, models = chosen.config_surface(), chosen.base_models()
+        validator = Validator(sandbox, surface, models, reserved=reserved, review=hooks.review_submission)
         try:
             await sandbox.start()
             if serve:
                 await chosen.start(run)
-            yield _Bench(run, chosen, registry, evaluation, validator)
+            yield _Bench(run, chosen, evaluation, validator)
         finally:
             if serve:
                 await chosen.close(drain=False)

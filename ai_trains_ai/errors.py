@@ -26,6 +26,10 @@ class UnknownName(ConfigurationError):
         return cls(f"There is no {kind} named {name!r}.{hint}{listed}{' ' + remedy if remedy else ''}")
 
 
+class PluginError(ConfigurationError):
+    """A plugin that is broken, missing, or claims a name that is taken."""
+
+
 class MissingDependency(AiTrainsAiError, ImportError):
     """An optional package is absent, too old or too new."""
 
@@ -36,6 +40,10 @@ class MissingDependency(AiTrainsAiError, ImportError):
 
 class RunFolderError(AiTrainsAiError):
     """A path that is no run folder, or one that this version can't read or write."""
+
+
+class PluginSetChanged(RunFolderError):
+    """A run is resumed with other plugins than it was started with."""
 
 
 class StorageError(RunFolderError, OSError):

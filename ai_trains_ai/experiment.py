@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,33 @@ from attrs import asdict, evolve
 
 from ai_trains_ai.blocking import run_blocking
 from ai_trains_ai.environments.versions import require_verifiers
-from ai_trains_ai.errors import ConfigurationError, RunFolderError
+from ai_trains_ai.errors import ConfigurationError, PluginSetChanged, RunFolderError
 from ai_trains_ai.events import Event, StepFinished
 from ai_trains_ai.interfaces import TaskFamily
 from ai_trains_ai.loop.settings import LoopSettings, Parts
-from ai_trains_ai.plugins import Registry, Spec
+from ai_trains_ai.plugins import Hooks, Plugins, Registry, Spec, differences, manifest
 from ai_trains_ai.records import Budget, Task
 from ai_trains_ai.report.run import Run
-from ai_trains_ai.session import Observers, open_context
+from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
 from ai_trains_ai.threads import single_thread, usable_cores
 
 logger = logging.getLogger(__name__)
 
 PARTS = {"outer": "outer_trainer", "inner": "job_runner", "reward": "reward", "sandbox": "sandbox"}
-LISTS = {"families": "task_family", "held_out": "task_family", "trackers": "tracker"}
+LISTS = {
+    "families": "task_family",
+    "held_out": "task_family",
+    "trackers": "tracker",
+    "integrity_checks": "integrity_check",
+}
 
 
 class Experiment:
     """A nested-RL experiment, composed of parts.
 
-    Every part is given as an instance, a class, a registered name, "module:attr" or a spec such as
-    ``ata.job_runner("embedded", slots=4)``. Parts are made anew for each run.
+    Every part is given as an instance, a class, a registered name ("embedded", or "distribution:name"),
+    "module:attr", or a spec such as ``ata.job_runner("embedded", slots=4)``. Parts are made anew for each run.
 
     Args:
         outer: the outer trainer (or a policy that only acts).
@@ -49,8 +54,11 @@ class Experiment:
         reward: pays episodes.
         sandbox: where agent code is validated (and, embedded, trained).
         trackers: where metrics go, besides ``metrics.jsonl``.
+        integrity_checks: look for cheating before an episode is paid.
         budget: hard limit on money.
-        plugins: plugin objects, for instance observers with an ``on_event`` hook.
+        plugins: plugin objects (instances or modules), for instance an `EventHandler`; besides the installed ones.
+        strict: raise `PluginError` for any fault of any plugin, instead of leaving it out.
+        required: plugins, by their name or distribution, without which the experiment is not made.
         settings: fields of `LoopSettings`.
     """
 
@@ -64,11 +72,17 @@ class Experiment:
         reward: Any = "hybrid",
         sandbox: Any = "bubblewrap",
         trackers: Sequence[Any] = (),
+        integrity_checks: Sequence[Any] = (),
         budget: Budget | None = None,
         plugins: Sequence[object] = (),
+        strict: bool = False,
+        required: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        if not families:
+        self._given: dict[str, Any] = {"outer": outer, "inner": inner, "reward": reward, "sandbox": sandbox}
+        lists = {"families": families, "held_out": held_out, "trackers": trackers, "integrity_checks": integrity_checks}
+        self._given |= {name: _list(name, given) for name, given in lists.items()}
+        if not self._given["families"]:
             raise ConfigurationError("An experiment needs at least one family to train on.")
         known = LoopSettings.__attrs_attrs__
         unknown = set(settings) - {a.name for a in known}
@@ -78,9 +92,7 @@ class Experiment:
             )
         self.settings = LoopSettings(**settings)
         self.budget = budget or Budget()
-        self.registry = Registry(plugins)
-        self._given: dict[str, Any] = {"outer": outer, "inner": inner, "reward": reward, "sandbox": sandbox}
-        self._given |= {"families": list(families), "held_out": list(held_out), "trackers": list(trackers)}
+        self.registry = Registry(_list("plugins", plugins), strict=strict, required=required)
         self._resuming: RunFolder | None = None
         self._families()  # a misspelt family fails here, not after the run has started
 
@@ -104,6 +116,11 @@ class Experiment:
         }
         return cls(**(defaults | changes))
 
+    @property
+    def plugins(self) -> Plugins:
+        """Every plugin with its status; a table in a notebook."""
+        return self.registry.plugins
+
     # ------------------------------------------------------------------------------------------ running
 
     async def run(
@@ -125,7 +142,13 @@ class Experiment:
         """
         require_verifiers()
         folder, steps = self._folder(out), self._steps(steps)
-        parts = self._parts()  # a wrong part fails here, before anything is written
+        if self._resuming is None:
+            folder.require_new()
+        usage = _Usage()
+        watching: list[tuple[str, Callable[[Event], None]]] = [("usage", usage.on_event)]
+        if on_event is not None:
+            watching.append(("on_event", on_event))
+        parts = self._parts(watching)  # a wrong part fails here, before anything is written
         parts.sandbox.preload(*parts.runner.sandbox_preload)
         async with contextlib.AsyncExitStack() as stack:
             # before the folder: where agent code runs was started when there was no secret, policy or database yet
@@ -134,32 +157,30 @@ class Experiment:
             if self._resuming is None:
                 folder.create(self._config(steps))
             stack.enter_context(folder.writer())
+            folder.write_plugins(manifest(self.plugins))
             store = Store.open(folder.database) if self._resuming else Store.create(folder.database)
             stack.callback(store.close)
             store.set_meta(steps=steps)
-            usage = _Usage(store)
+            usage.keep_in(store)
             stack.callback(usage.save)
-            watching = [*self.registry.observers(), ("usage", usage.on_event)]
-            if on_event is not None:
-                watching.append(("on_event", on_event))
-            await self._run_loop(folder, store, parts, steps, Observers(watching))
+            await self._run_loop(folder, store, parts, steps)
         return Run(folder.path)
 
     def run_sync(self, steps: int | None = None, **options: Any) -> Run:
         """`run` for scripts; also works in a notebook cell."""
         return run_blocking(self.run(steps, **options))
 
-    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int, observers: Observers) -> None:
+    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int) -> None:
         from ai_trains_ai.evaluation import HiddenEvaluation
         from ai_trains_ai.families.hidden import reserved
         from ai_trains_ai.loop import OuterLoop
         from ai_trains_ai.validation import Validator
 
-        run = open_context(folder, store, parts.sandbox, self.budget, self.settings.seed, observers)
+        run = open_context(folder, store, parts.sandbox, self.budget, self.settings.seed, parts.hooks)
 
         def make_validator() -> Validator:
             surface, models = parts.runner.config_surface(), parts.runner.base_models()
-            return Validator(parts.sandbox, surface, models, reserved=reserved)
+            return Validator(parts.sandbox, surface, models, reserved=reserved, review=parts.hooks.review_submission)
 
         evaluation = HiddenEvaluation(parts.families, folder.secret(), n=self.settings.eval_items)
         for tracker in parts.trackers:
@@ -170,12 +191,10 @@ class Experiment:
         with _interrupts(loop.stop):
             try:
                 await loop.run(steps)
-            except BaseExceptionGroup as group:
-                raise _first(group) from group
             finally:
                 for tracker in parts.trackers:
                     tracker.close()
-        store.set_meta(observer_failures=dict(observers.failures))
+                store.set_meta(plugin_failures={name: asdict(f) for name, f in parts.hooks.failures.items()})
 
     # ------------------------------------------------------------------------------------------ composition
 
@@ -196,7 +215,7 @@ class Experiment:
             raise ConfigurationError(f"{names}: tasks() gives no task to train on. A family needs at least one.")
         return families, tasks(train), tasks(held_out)
 
-    def _parts(self) -> Parts:
+    def _parts(self, watching: Sequence[tuple[str, Callable[[Event], None]]]) -> Parts:
         resolve = self.registry.resolve
         families, tasks, held_out = self._families()
         return Parts(
@@ -208,6 +227,8 @@ class Experiment:
             tasks=tasks,
             held_out=held_out,
             trackers=[resolve("tracker", t) for t in ["jsonl", *self._given["trackers"]]],
+            integrity_checks=[resolve("integrity_check", check) for check in self._given["integrity_checks"]],
+            hooks=Hooks(self.registry.manager, watching),
         )
 
     def total_steps(self, steps: int | None = None) -> int:
@@ -243,18 +264,28 @@ class Experiment:
 
 
 def resume(
-    path: str | Path, *, plugins: Sequence[object] = (), budget: Budget | None = None, **parts: Any
+    path: str | Path,
+    *,
+    plugins: Sequence[object] = (),
+    accept_plugins: bool = False,
+    budget: Budget | None = None,
+    **parts: Any,
 ) -> Experiment:
     """The experiment of a run folder, ready to go on: ``await ata.resume("runs/x").run()``.
 
     ``parts`` (and ``budget``) replace what the run was started with; parts that were instances or classes must be given
-    again. Raises `RunFolderError` when the folder is no run or of another version.
+    again, and so must plugins that were passed by hand.
+
+    Raises:
+        PluginSetChanged: other plugins are installed or passed than when the run was last going on;
+            ``accept_plugins=True`` goes on with those of now.
+        RunFolderError: the folder is no run, or of another version.
     """
     unknown = set(parts) - {*PARTS, *LISTS}
     if unknown:
         raise ConfigurationError(
             f"resume() takes no {', '.join(sorted(unknown))}. "
-            f"It takes {', '.join([*PARTS, *LISTS])}, budget and plugins."
+            f"It takes {', '.join([*PARTS, *LISTS])}, budget, plugins and accept_plugins."
         )
     folder = RunFolder(Path(path)).require()
     Store.open(folder.database, write=False).close()
@@ -267,8 +298,21 @@ def resume(
         experiment = Experiment(**given, budget=budget, plugins=plugins, **config["settings"])
     except KeyError as error:
         raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
+    changed = differences(folder.read_plugins(), manifest(experiment.plugins))
+    if changed and not accept_plugins:
+        raise PluginSetChanged(
+            f"{folder.path} ran with other plugins: {'; '.join(changed)}. Install or pass the same ones "
+            "(ata.resume(path, plugins=[…])), or go on with those of now: ata.resume(path, accept_plugins=True), "
+            "on the command line --accept-plugins."
+        )
     experiment._resuming = folder
     return experiment
+
+
+def _list(name: str, given: Any) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{name} takes a list, not {given!r}. Write {name}=[…].")
+    return list(given)
 
 
 def _describe(part: Any) -> Any:
@@ -314,24 +358,19 @@ def _spec(kind: str, described: Mapping[str, Any]) -> Spec:
     return Spec(kind, described["name"], arguments)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error in a group: the parts of a run are tasks, but its user called one function."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 class _Usage:
     """Wall and CPU seconds of a run over all its sessions, saved after every step: a killed session counts too.
 
     The CPU time of children is known once they have ended; that of a killed session's sandbox is lost.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self) -> None:
+        self._start = (time.monotonic(), self._cpu())
+
+    def keep_in(self, store: Store) -> None:
+        """Add to what earlier sessions stored."""
         self._store = store
         self._before = (store.meta("wall_seconds", 0.0), store.meta("cpu_seconds", 0.0))
-        self._start = (time.monotonic(), self._cpu())
 
     @staticmethod
     def _cpu() -> float:

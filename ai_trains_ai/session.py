@@ -1,44 +1,27 @@
-"""Builds what a run lends to its parts, and calls observers one by one."""
+"""Builds what a run lends to its parts."""
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
 
 from ai_trains_ai import events
-from ai_trains_ai.errors import BudgetExceeded, ConfigurationError
+from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.fleet import Fleet, Ledger
 from ai_trains_ai.interfaces import GPUProvider, RunContext, Sandbox
+from ai_trains_ai.plugins import Hooks
 from ai_trains_ai.records import Budget
 from ai_trains_ai.store import RunFolder, Store
 
-logger = logging.getLogger(__name__)
-
-Observer = tuple[str, Callable[[events.Event], None]]
-STORED = (events.RunStarted, events.StepFinished, events.CheckpointSaved, events.RunFinished)
-
-
-class Observers:
-    """Hands events to onlookers. What one raises is counted and logged once; only a budget stop passes through."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = list(observers)
-        self.failures: Counter[str] = Counter()
-
-    def __call__(self, event: events.Event) -> None:
-        for name, callback in self._observers:
-            try:
-                callback(event)
-            except BudgetExceeded:
-                raise
-            except Exception as error:
-                self.failures[name] += 1
-                if self.failures[name] == 1:
-                    logger.warning("Observer %s failed on %s: %s", name, type(event).__name__, error, exc_info=True)
+STORED = (
+    events.RunStarted,
+    events.StepFinished,
+    events.CheckpointSaved,
+    events.IntegrityFound,
+    events.RunStopped,
+    events.RunFinished,
+)
 
 
 def environment_secret(name: str) -> str:
@@ -50,16 +33,16 @@ def environment_secret(name: str) -> str:
 
 
 def open_context(
-    folder: RunFolder, store: Store, sandbox: Sandbox, budget: Budget, seed: int, observers: Observers
+    folder: RunFolder, store: Store, sandbox: Sandbox, budget: Budget, seed: int, hooks: Hooks
 ) -> RunContext:
     """What the parts of a run get."""
 
     def emit(event: events.Event) -> None:
         if isinstance(event, STORED):
             store.save_event(event)
-        observers(event)
+        hooks.on_event(event)
 
-    ledger = Ledger(store, budget, time.time, emit)
+    ledger = Ledger(store, budget, time.time, emit, hooks.before_spend)
     fleets: dict[int, Fleet] = {}
 
     def fleet(provider: GPUProvider) -> Fleet:

@@ -171,7 +171,8 @@ async def test_an_observer_that_raises_ends_nothing(tmp_path: Path, sandbox: San
 
     run = await small(sandbox=sandbox, plugins=[Grumpy()]).run(1, out=tmp_path / "run")
     assert len(run.steps) == 1
-    assert sum(run._read("meta", "observer_failures").values()) > 20
+    assert run.plugin_failures["Grumpy"]["count"] > 20
+    assert run.plugin_failures["Grumpy"]["first"] == "on_event: RuntimeError: no"
 
 
 def test_run_sync_in_a_script_and_under_a_running_loop(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def _count(out: Path) -> int:
         ({"families": ["triage"], "held_out": ["triage"]}, ConfigurationError, "trained on and held out at once"),
         ({"group_size": 1}, ConfigurationError, "group_size must be at least 2"),
         ({"grop_size": 4}, ConfigurationError, "no setting grop_size"),
-        ({"plugins": [Constant]}, ConfigurationError, "Pass an instance"),
+        ({"plugins": [Constant]}, ConfigurationError, "Give an instance"),
     ],
 )
 def test_wrong_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:

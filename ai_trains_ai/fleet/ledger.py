@@ -13,8 +13,16 @@ from ai_trains_ai.store import Store
 class Ledger:
     """Books charges durably. Use it from the run's thread."""
 
-    def __init__(self, store: Store, budget: Budget, clock: Callable[[], float], emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        budget: Budget,
+        clock: Callable[[], float],
+        emit: Callable[[Event], None],
+        before_spend: Callable[[Charge, Ledger], None] | None = None,
+    ) -> None:
         self._store, self._budget, self._clock, self._emit = store, budget, clock, emit
+        self._before_spend = before_spend
         self._spent = sum(charge.usd for _, charge in store.charges())
 
     @property
@@ -22,14 +30,20 @@ class Ledger:
         """US dollars booked so far, earlier sessions of the run included."""
         return self._spent
 
-    def require(self, usd: float, what: str) -> None:
-        """Raise `BudgetExceeded` when ``usd`` more would pass the budget."""
+    def require(self, charge: Charge) -> None:
+        """Ask before a spend of at least ``charge``.
+
+        Raises:
+            BudgetExceeded: it would pass the budget, or a plugin's ``before_spend`` forbids it.
+        """
         cap = self._budget.usd
-        if cap is not None and self._spent + usd > cap:
+        if cap is not None and self._spent + charge.usd > cap:
             raise BudgetExceeded(
-                f"{what} would cost {usd:.2f} USD, but only {cap - self._spent:.2f} of {cap:.2f} USD are left. "
-                "Raise the budget to go on."
+                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {cap - self._spent:.2f} of "
+                f"{cap:.2f} USD are left. Raise the budget to go on."
             )
+        if self._before_spend is not None:
+            self._before_spend(charge, self)
 
     def charge(self, charge: Charge) -> None:
         """Book what was used, busy, idle and failed time alike."""

@@ -12,7 +12,7 @@ from ai_trains_ai.fleet.ledger import Ledger
 from ai_trains_ai.interfaces import GPUProvider
 from ai_trains_ai.records import Charge, Lease, Offer, Pod, PodRequest, PodSpec
 
-ADMISSION_HOURS = 1 / 60  # a lease is admitted only if the budget covers a minute of it
+ADMISSION_SECONDS = 60.0  # a lease is admitted only if the budget covers so much of it
 
 
 class Fleet:
@@ -50,7 +50,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def lease(self, job_id: str) -> AsyncIterator[Lease]:
         """Hold one slot. Waits for a free one; the held time is charged at the pod's price per slot."""
-        pod = await self._take()
+        pod = await self._take(job_id)
         begin = self._clock()
         try:
             yield Lease(uuid.uuid4().hex, pod, job_id)
@@ -63,10 +63,11 @@ class Fleet:
                 self._changed.notify()
             self._ledger.charge(Charge("busy", job_id, seconds, "seconds", usd))
 
-    async def _take(self) -> Pod:
+    async def _take(self, job_id: str) -> Pod:
         await self.start()
         assert self._offer is not None
-        self._ledger.require(ADMISSION_HOURS * self._offer.usd_per_hour, f"A lease on {self._offer.gpu_type}")
+        usd = ADMISSION_SECONDS / 3600 * self._offer.usd_per_hour
+        self._ledger.require(Charge("busy", job_id, ADMISSION_SECONDS, "seconds", usd))
         async with self._changed:
             while True:
                 for pod_id, free in self._free.items():

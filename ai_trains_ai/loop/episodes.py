@@ -20,6 +20,7 @@ from ai_trains_ai.events import (
     EpisodeFinished,
     EpisodeStarted,
     Evaluated,
+    IntegrityFound,
     JobFinished,
     JobProgress,
     JobStarted,
@@ -33,6 +34,7 @@ from ai_trains_ai.records import (
     Episode,
     EpisodeOutcome,
     Evaluation,
+    Finding,
     JobHandle,
     JobResult,
     Reward,
@@ -85,7 +87,7 @@ class Episodes:
         episode = self._draft(episode_id, group, index, rollout, run.clock() - begin)
         if rollout.submission is None or rollout.report is None:
             outcome = EpisodeOutcome(task, episode.attempts, None, baselines=baselines)
-            return self._finish(evolve(episode, reward=self._pay(outcome)))
+            return self._finish(self._reviewed(episode, outcome, None))
         job = self._job(episode, task, rollout.submission, rollout.report)
         episode = evolve(episode, job_id=job.id, base_model=job.base_model)
         handle = JobHandle(job.id)
@@ -172,7 +174,7 @@ class Episodes:
                 evaluation = await self._evaluation.trained(task, runner, handle, job.base_model)
                 run.store.save_evaluation("job", evaluation, job.id)
                 run.emit(Evaluated(evaluation, job.id, time=run.clock()))
-            paid = self._paid(episode, task, result, evaluation, await self.baselines(task))
+            paid = self._paid(episode, task, job, result, evaluation, await self.baselines(task))
             return self._finish(evolve(paid, seconds=episode.seconds + run.clock() - begin))
         except INFRASTRUCTURE as error:
             return self._masked(evolve(episode, seconds=episode.seconds + run.clock() - begin), error)
@@ -186,6 +188,7 @@ class Episodes:
         run.store.save_handle(handle)
         run.emit(JobStarted(job.id, episode.id, job.base_model, time=run.clock()))
         result = await runner.wait(handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics)))
+        result = self._parts.hooks.classify_failure(job, result)
         run.store.save_result(result)
         run.emit(JobFinished(result, time=run.clock()))
         return result, handle
@@ -194,6 +197,7 @@ class Episodes:
         self,
         episode: Episode,
         task: Task,
+        job: TrainingJob,
         result: JobResult,
         evaluation: Evaluation | None,
         baselines: tuple[Baseline, ...],
@@ -215,7 +219,20 @@ class Episodes:
         )
         post = evaluation.mean if evaluation else None
         uplift = None if post is None else post - outcome.best_baseline
-        return evolve(episode, reward=self._pay(outcome), post=post, uplift=uplift)
+        submission = Submission(episode.id, episode.valid_attempt or 0, job.files, job.content_hash)
+        return self._reviewed(evolve(episode, post=post, uplift=uplift), outcome, submission)
+
+    def _reviewed(self, episode: Episode, outcome: EpisodeOutcome, submission: Submission | None) -> Episode:
+        """The episode with what checks and reviewers have against it, and paid accordingly."""
+        hooks = self._parts.hooks
+        findings: tuple[Finding, ...] = hooks.review_episode(episode)
+        if submission is not None:
+            findings = (*hooks.check_integrity(self._parts.integrity_checks, submission, outcome), *findings)
+        for finding in findings:
+            self._run.emit(IntegrityFound(episode.id, finding, time=self._run.clock()))
+        errors = [finding.text() for finding in findings if finding.severity == "error"]
+        reward = self._pay(evolve(outcome, tampered="; ".join(errors)))
+        return evolve(episode, reward=reward, findings=findings)
 
     def _pay(self, outcome: EpisodeOutcome) -> Reward:
         """The reward, if it is one: a NaN would poison its group, and the run would only say so much later."""

@@ -25,6 +25,7 @@ def episode_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
         "valid/any": len(valid) / max(1, len(paid)),
         "valid/first": sum(e.valid_attempt == 1 for e in paid) / max(1, len(paid)),
         "jobs": len(valid),
+        "tampered": sum(any(f.severity == "error" for f in e.findings) for e in paid) / max(1, len(paid)),
     }
     for name in sorted({name for e in paid if e.reward for name in e.reward.components}):
         metrics[f"reward/{name}"] = mean([e.reward.components.get(name, 0.0) for e in paid if e.reward])

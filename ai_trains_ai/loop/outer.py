@@ -8,15 +8,16 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
-from ai_trains_ai.errors import PolicyError, RunInterrupted, SandboxError
+from ai_trains_ai.errors import BudgetExceeded, PolicyError, RunInterrupted, SandboxError
 from ai_trains_ai.evaluation import HiddenEvaluation
-from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, StepFinished, StepStarted
+from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, RunStopped, StepFinished, StepStarted
 from ai_trains_ai.interfaces import OuterTrainer, RunContext
 from ai_trains_ai.loop.episodes import Episodes
 from ai_trains_ai.loop.groups import PlannedGroup, enough, planned, probe, with_advantages
 from ai_trains_ai.loop.metrics import episode_metrics, step_metrics
 from ai_trains_ai.loop.settings import LoopSettings, Parts
 from ai_trains_ai.records import Checkpoint, Episode, EpisodeGroup, TrainStep
+from ai_trains_ai.report.run import Run
 from ai_trains_ai.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -60,11 +61,27 @@ class OuterLoop:
     async def run(self, steps: int) -> None:
         """Train until ``steps`` updates are done. Raises `RunInterrupted` after `stop`."""
         begin = self._run.clock()
-        async with self._started():
-            await self._probe("probe-before", 0)
-            await self._train(steps)
-            await self._probe("probe-after", self._trained)
+        try:
+            async with self._started():
+                await self._probe("probe-before", 0)
+                await self._train(steps)
+                await self._probe("probe-after", self._trained)
+                self._select_checkpoint()
+        except BaseException as error:
+            cause = _cause(error)
+            with contextlib.suppress(BudgetExceeded):  # it is stopping already
+                reason = f"{type(cause).__name__}: {cause}"
+                self._run.emit(RunStopped(self._trained, reason, time=self._run.clock()))
+            if cause is error:
+                raise
+            raise cause from error
         self._run.emit(RunFinished(self._trained, self._run.clock() - begin, time=self._run.clock()))
+
+    def _select_checkpoint(self) -> None:
+        candidates = [checkpoint for checkpoint in self._run.store.checkpoints() if checkpoint.path]
+        if candidates:
+            chosen, rule = self._parts.hooks.select_checkpoint(Run(self._run.folder), candidates)
+            self._run.store.set_meta(checkpoint={"name": chosen.name, "rule": rule})
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[None]:
@@ -82,7 +99,8 @@ class OuterLoop:
             await parts.outer.start(run, checkpoints[-1] if checkpoints else None)
             validator = self._make_validator()
             self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation)
-            run.emit(RunStarted(run.folder.name, parts.sandbox.guarantees.text(), resumed, time=run.clock()))
+            names, isolation = tuple(parts.hooks.plugins), parts.sandbox.guarantees.text()
+            run.emit(RunStarted(run.folder.name, isolation, resumed, names, time=run.clock()))
             yield
             failed = False
 
@@ -225,6 +243,13 @@ class OuterLoop:
                 f"Stopped after {self._trained} steps; everything finished is kept. "
                 f"Go on with: ai-trains-ai resume {self._run.folder}"
             )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first real error in a group: the parts of a run are tasks, but its user called one function."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _by_group(episodes: Sequence[Episode]) -> dict[str, dict[int, Episode]]:

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from attrs import field, frozen
 
 from ai_trains_ai.errors import ConfigurationError
-from ai_trains_ai.interfaces import InnerJobRunner, OuterPolicy, RewardFn, Sandbox, TaskFamily, Tracker
+from ai_trains_ai.interfaces import (
+    InnerJobRunner,
+    IntegrityCheck,
+    OuterPolicy,
+    RewardFn,
+    Sandbox,
+    TaskFamily,
+    Tracker,
+)
+from ai_trains_ai.plugins import Hooks
 from ai_trains_ai.records import SamplingParams, Task
 
 
@@ -64,7 +73,10 @@ class LoopSettings:
 
 @frozen
 class Parts:
-    """The implementations that a run is composed of. ``tasks`` train the policy, ``held_out`` never do."""
+    """The implementations that a run is composed of. ``tasks`` train the policy, ``held_out`` never do.
+
+    ``hooks`` are the calls to the plugins' decisions, reviews and observers.
+    """
 
     outer: OuterPolicy
     runner: InnerJobRunner
@@ -74,3 +86,5 @@ class Parts:
     tasks: Sequence[Task]
     held_out: Sequence[Task] = ()
     trackers: Sequence[Tracker] = field(factory=tuple)
+    integrity_checks: Sequence[IntegrityCheck] = ()
+    hooks: Hooks = field(factory=Hooks)

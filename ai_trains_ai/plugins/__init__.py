@@ -1,8 +1,23 @@
-"""Plugins: typed hooks over pluggy, and registries from names to implementations."""
+"""Plugins: typed hooks over pluggy, an isolating loader, and registries from names to implementations."""
 
 from __future__ import annotations
 
+from ai_trains_ai.plugins.handler import EventHandler
+from ai_trains_ai.plugins.hooks import Hooks
 from ai_trains_ai.plugins.hookspecs import hookimpl
+from ai_trains_ai.plugins.manager import PluginManager, PluginRecord, Plugins
+from ai_trains_ai.plugins.manifest import differences, manifest
 from ai_trains_ai.plugins.registry import Registry, Spec
 
-__all__ = ["Registry", "Spec", "hookimpl"]
+__all__ = [
+    "EventHandler",
+    "Hooks",
+    "PluginManager",
+    "PluginRecord",
+    "Plugins",
+    "Registry",
+    "Spec",
+    "differences",
+    "hookimpl",
+    "manifest",
+]

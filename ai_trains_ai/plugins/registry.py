@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import pluggy
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from ai_trains_ai.errors import ConfigurationError, MissingDependency, UnknownName
+from ai_trains_ai.errors import ConfigurationError, MissingDependency, PluginError, UnknownName
 from ai_trains_ai.interfaces import (
     GPUProvider,
     InnerJobRunner,
+    IntegrityCheck,
     OuterPolicy,
     RewardFn,
     Sandbox,
     TaskFamily,
     Tracker,
 )
-from ai_trains_ai.plugins import builtin, hookspecs
+from ai_trains_ai.plugins.checks import Fault
+from ai_trains_ai.plugins.manager import BUILT_IN, DISABLE, PluginManager, PluginRecord, Plugins
 
-# kind -> (hook, what users call it, interface)
-KINDS: Mapping[str, tuple[str, str, type]] = {
-    "outer_trainer": ("register_outer_trainers", "outer trainer", OuterPolicy),
-    "job_runner": ("register_job_runners", "job runner", InnerJobRunner),
-    "gpu_provider": ("register_gpu_providers", "GPU provider", GPUProvider),
-    "reward": ("register_rewards", "reward", RewardFn),
-    "task_family": ("register_task_families", "task family", TaskFamily),
-    "sandbox": ("register_sandboxes", "sandbox", Sandbox),
-    "tracker": ("register_trackers", "tracker", Tracker),
+
+@frozen
+class Kind:
+    """A kind of part: the hook that registers it, what users call it, and its interface."""
+
+    hook: str
+    word: str
+    interface: type
+
+
+KINDS: Mapping[str, Kind] = {
+    "outer_trainer": Kind("register_outer_trainers", "outer trainer", OuterPolicy),
+    "job_runner": Kind("register_job_runners", "job runner", InnerJobRunner),
+    "gpu_provider": Kind("register_gpu_providers", "GPU provider", GPUProvider),
+    "reward": Kind("register_rewards", "reward", RewardFn),
+    "task_family": Kind("register_task_families", "task family", TaskFamily),
+    "sandbox": Kind("register_sandboxes", "sandbox", Sandbox),
+    "tracker": Kind("register_trackers", "tracker", Tracker),
+    "integrity_check": Kind("register_integrity_checks", "integrity check", IntegrityCheck),
 }
 
 # arguments of parts that are parts themselves -> their kind
@@ -45,15 +57,23 @@ class Spec:
     name: str
     arguments: Mapping[str, Any] = field(factory=dict)
 
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigurationError(
+                f"{self.kind}() takes a registered name or 'module:attr', not {self.name!r}. "
+                "Pass an instance or a class to the experiment itself."
+            )
+
 
 @frozen
 class Entry:
-    """One registered name."""
+    """One registered name. ``owner`` is the plugin's distribution, or the plugin where it has none."""
 
     name: str
     factory: str | Callable[..., Any]
     summary: str
     plugin: str
+    owner: str
     extra: str | None = None
 
     def load(self) -> Callable[..., Any]:
@@ -63,36 +83,67 @@ class Entry:
         try:
             return _import(self.factory)
         except ImportError as error:
-            if self.extra is None or isinstance(error, MissingDependency):
-                raise
-            raise MissingDependency.of(error.name or str(error), self.extra) from error
+            raise self.explained(error) from error
+
+    def explained(self, error: ImportError) -> ImportError:
+        """The error that tells what to install, where that is known."""
+        if self.extra is None or isinstance(error, MissingDependency):
+            return error
+        if self.plugin == BUILT_IN:
+            return MissingDependency.of(error.name or str(error), self.extra)
+        wanted = error.name if self.owner == self.plugin else f"'{self.owner}[{self.extra}]'"
+        return MissingDependency(f"{error.name or error} is not installed. Install it with: pip install {wanted}")
 
 
 class Registry:
-    """The names of one experiment: built-ins, then the plugins that were passed in."""
+    """The names of one experiment, from its plugins.
 
-    def __init__(self, plugins: Iterable[object] = ()) -> None:
-        self._manager = pluggy.PluginManager(hookspecs.GROUP)
-        self._manager.add_hookspecs(hookspecs.RegistrySpecs)
-        self._manager.add_hookspecs(hookspecs.ObserverSpecs)
-        self._manager.register(builtin, "builtin")
-        for plugin in plugins:
-            if inspect.isclass(plugin):
-                raise ConfigurationError(f"Plugin {plugin.__name__} is a class. Pass an instance: {plugin.__name__}().")
-            self._manager.register(plugin)
+    A bare name means the built-in part of that name, else the one plugin that registers it. A name that several
+    plugins register, or that is built in, is written as "distribution:name".
+
+    Args:
+        plugins: plugin objects that were passed by hand.
+        strict: raise `PluginError` for any fault of any plugin.
+        required: plugins (by their name or distribution) that must be loaded.
+    """
+
+    def __init__(self, plugins: Iterable[object] = (), *, strict: bool = False, required: Iterable[str] = ()) -> None:
+        if isinstance(required, str):
+            raise ConfigurationError(f"required takes a list of plugin names: required=[{required!r}].")
+        self.manager = PluginManager(plugins)
         self._entries: dict[str, dict[str, Entry]] = {}
+        self._clashes: dict[tuple[str, str], list[Entry]] = {}
+        if strict:
+            self._ask_all()
+        self.manager.require(required, strict=strict)
+
+    # ------------------------------------------------------------------------------------------ listing
+
+    @property
+    def plugins(self) -> Plugins:
+        """A record of every plugin, with the names that it registers."""
+        self._ask_all()
+        names: dict[str, list[str]] = {}
+        for kind, entries in self._entries.items():
+            for name, entry in entries.items():
+                names.setdefault(entry.plugin, []).append(f"{KINDS[kind].word} {name}")
+        records = self.manager.records.values()
+        return Plugins(evolve(record, registered=tuple(names.get(record.name, ()))) for record in records)
 
     def entries(self, kind: str) -> Mapping[str, Entry]:
-        """All names of a kind, asked of the plugins on first use."""
+        """All names of a kind, asked of the plugins on first use. Names that clash are qualified."""
         if kind not in self._entries:
             self._entries[kind] = self._ask(kind)
         return self._entries[kind]
 
+    def _ask_all(self) -> None:
+        for kind in KINDS:
+            self.entries(kind)
+
     def _ask(self, kind: str) -> dict[str, Entry]:
-        hook, word, _ = KINDS[kind]
-        found: dict[str, Entry] = {}
-        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            plugin = implementation.plugin_name
+        found: list[Entry] = []
+        for plugin, function in self.manager.implementations(KINDS[kind].hook):
+            record = self.manager.records[plugin]
 
             def register(
                 name: str,
@@ -100,39 +151,80 @@ class Registry:
                 *,
                 summary: str,
                 extra: str | None = None,
-                plugin: str = plugin,
+                record: PluginRecord = record,
             ) -> None:
-                if name in found:
-                    raise ConfigurationError(
-                        f"{word} {name!r} is registered by both {found[name].plugin!r} and {plugin!r}. Leave one out."
-                    )
-                found[name] = Entry(name, factory, summary, plugin, extra)
+                fault = _entry_fault(KINDS[kind], name, factory)
+                if fault is None and any(e.name == name and e.plugin == record.name for e in found):
+                    fault = Fault(f"it registers the {KINDS[kind].word} {name!r} twice", "Leave one out")
+                if fault is not None:
+                    self.manager.blame(record.name, fault)
+                    return
+                owner = record.distribution or record.name
+                found.append(Entry(name, factory, summary, record.name, owner, extra))
 
-            implementation.function(register)
-        return found
+            try:
+                function(register=register)
+            except PluginError:
+                raise
+            except Exception as error:
+                reason = f"its {KINDS[kind].hook} raised {type(error).__name__}: {error}"
+                self.manager.blame(plugin, Fault(reason, f"Repair or update {record.distribution or plugin}"))
+        return self._named(kind, found)
+
+    def _named(self, kind: str, found: Sequence[Entry]) -> dict[str, Entry]:
+        """Entries by the name that means them alone."""
+        named: dict[str, Entry] = {}
+        for entry in found:
+            others = [other for other in found if other.name == entry.name and other is not entry]
+            if not others or entry.plugin == BUILT_IN:
+                named[entry.name] = entry
+                continue
+            qualifier = entry.plugin if entry.owner in [other.owner for other in others] else entry.owner
+            qualified = f"{qualifier}:{entry.name}"
+            named[qualified] = entry
+            if all(other.plugin != BUILT_IN for other in others):
+                self._clashes.setdefault((kind, entry.name), []).append(entry)
+            reason = (
+                f"the {KINDS[kind].word} {entry.name!r} is registered by both {others[0].plugin!r} and {entry.plugin!r}"
+            )
+            passed = self.manager.records[entry.plugin].source == "passed"
+            remedy = "Choose another name" if passed else f"Write {qualified!r}, or set {DISABLE}={entry.owner}"
+            self.manager.blame(entry.plugin, Fault(reason, remedy))
+        return named
+
+    # ------------------------------------------------------------------------------------------ resolving
 
     def resolve(self, kind: str, what: Any) -> Any:
         """An instance of the kind's interface.
 
-        Accepts an instance, a class, a `Spec`, a registered name or "module:attr". Raises `UnknownName` with a
-        did-you-mean, or `ConfigurationError` for something that isn't of the interface.
+        Accepts an instance, a class, a `Spec`, a registered name, "distribution:name" or "module:attr".
+
+        Raises:
+            UnknownName: with a did-you-mean and the installed names.
+            MissingDependency: a known part needs a package that isn't there; names the extra.
+            ConfigurationError: something that isn't of the interface, or wrong arguments.
         """
-        _, word, interface = KINDS[kind]
+        part = KINDS[kind]
         if isinstance(what, Spec):
             if what.kind != kind:
-                raise ConfigurationError(f"A {word} is wanted here, but {what.name!r} is a {KINDS[what.kind][1]}.")
-            factory = self._factory(kind, what.name)
+                raise ConfigurationError(
+                    f"{_article(part.word)} is wanted here, but {what.name!r} is {_article(KINDS[what.kind].word)}."
+                )
             arguments = {k: self._argument(k, v) for k, v in what.arguments.items()}
-            made = self._make(word, what.name, factory, arguments)
+            made = self._make_named(kind, what.name, arguments)
         elif isinstance(what, str):
-            made = self._make(word, what, self._factory(kind, what), {})
+            made = self._make_named(kind, what, {})
         elif inspect.isclass(what):
-            made = self._make(word, what.__name__, what, {})
+            made = _make(part, what.__name__, what, {})
         else:
             made = what
-        if not isinstance(made, interface):
+        if inspect.iscoroutine(made):
+            made.close()
+            raise ConfigurationError(f"The factory of {what!r} is asynchronous. Make it a plain function.")
+        if not isinstance(made, part.interface):
             raise ConfigurationError(
-                f"{what!r} is no {word}: it is a {type(made).__name__}, not an {interface.__name__}."
+                f"{what!r} is no {part.word}: it is {_article(type(made).__name__)}, not {_interface(part)}. "
+                f"Pass an instance, a class, 'module:attr', or one of: {', '.join(self.entries(kind)) or 'none'}."
             )
         return made
 
@@ -141,28 +233,109 @@ class Registry:
         kind = value.kind if isinstance(value, Spec) else NESTED.get(name)
         return value if kind is None or value is None else self.resolve(kind, value)
 
-    def _factory(self, kind: str, name: str) -> Callable[..., Any]:
-        entries = self.entries(kind)
-        if name in entries:
-            return entries[name].load()
-        if ":" in name:
-            return _import(name)
-        raise UnknownName.of(KINDS[kind][1], name, entries)
-
-    @staticmethod
-    def _make(word: str, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    def _make_named(self, kind: str, name: str, arguments: Mapping[str, Any]) -> Any:
+        entry = self._entry(kind, name)
+        if entry is None:
+            return _make(KINDS[kind], name, _import(name), arguments)
         try:
-            inspect.signature(factory).bind(**arguments)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"{word} {name!r}: {error}. Its signature is {inspect.signature(factory)}."
-            ) from None
-        return factory(**arguments)
+            return _make(KINDS[kind], name, entry.load(), arguments)
+        except ImportError as error:
+            raise entry.explained(error) from error
 
-    def observers(self) -> list[tuple[str, Callable[[Any], None]]]:
-        """Plugin name and callback of everything that watches events."""
-        implementations = self._manager.hook.on_event.get_hookimpls()
-        return [(found.plugin_name, cast(Callable[[Any], None], found.function)) for found in implementations]
+    def _entry(self, kind: str, name: str) -> Entry | None:
+        """The entry that a name means; ``None`` for a "module:attr"."""
+        entries, word = self.entries(kind), KINDS[kind].word
+        if name in entries:
+            return entries[name]
+        if (kind, name) in self._clashes:
+            both = self._clashes[kind, name]
+            qualified = [other for other, entry in entries.items() if entry in both]
+            raise PluginError(
+                f"The {word} {name!r} is registered by {' and '.join(repr(entry.plugin) for entry in both)}. "
+                f"Write {' or '.join(map(repr, qualified))}."
+            )
+        owner, colon, bare = name.partition(":")
+        if not colon:
+            raise UnknownName.of(word, name, entries, self._absent())
+        for entry in entries.values():
+            record = self.manager.records[entry.plugin]
+            if entry.name == bare and (record.called(owner) or owner == entry.owner):
+                return entry
+        if any(record.called(owner) for record in self.manager.records.values()) and not _is_module(owner):
+            raise UnknownName.of(word, name, entries, self._absent())
+        return None
+
+    def _absent(self) -> str:
+        """What may explain that a name isn't there."""
+        absent = [record.name for record in self.manager.records.values() if record.status != "loaded"]
+        if not absent:
+            return ""
+        return f"Not loaded: {', '.join(absent)} (`ai-trains-ai plugins --why {absent[0]}` says why)."
+
+
+def _entry_fault(part: Kind, name: Any, factory: Any) -> Fault | None:
+    """What is wrong with a registration, as far as it shows without importing anything."""
+    where = f"it registers the {part.word} {name!r}"
+    if not isinstance(name, str) or not name or ":" in name or any(c.isspace() for c in name):
+        return Fault(f"{where}, which is no name", "A name is a text without colons and blanks")
+    if isinstance(factory, str):
+        module, colon, attribute = factory.partition(":")
+        if colon and module and attribute:
+            return None
+        return Fault(f"{where} with the import string {factory!r}", "Write 'package.module:attribute'")
+    if isinstance(factory, part.interface):
+        return Fault(f"{where} with an instance", "Give the class, or a function that makes one")
+    if not callable(factory):
+        return Fault(f"{where} with {factory!r}, which can't be called", "Give a class, a function or 'module:attr'")
+    if inspect.iscoroutinefunction(factory):
+        return Fault(f"{where} with an asynchronous factory", "Make it a plain function; parts have an async start()")
+    if inspect.isclass(factory) and not issubclass(factory, part.interface):
+        return Fault(f"{where} with {factory.__name__}, which is no {part.interface.__name__}", "Subclass it")
+    if lacking := _lacking(factory):
+        return Fault(f"{where} with {factory.__name__}, which lacks {lacking}", "Define it")
+    return None
+
+
+def _make(part: Kind, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    if inspect.isclass(factory) and not issubclass(factory, part.interface):
+        raise ConfigurationError(f"{name!r} is no {part.word}: the class {factory.__name__} is not {_interface(part)}.")
+    if lacking := _lacking(factory):
+        raise ConfigurationError(f"{part.word} {name!r}: the class lacks {lacking}. See {_interface(part)}.")
+    if not callable(factory):
+        if not arguments:
+            return factory  # "module:attr" may name an instance
+        raise ConfigurationError(f"{part.word} {name!r} is made already: it takes no {', '.join(arguments)}.")
+    if isinstance(factory, part.interface):  # an instance that can be called, as rewards can
+        return factory
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{part.word} {name!r}: {error}. Its signature is {inspect.signature(factory)}."
+        ) from None
+    except ValueError:
+        pass  # made in C: it has no signature
+    return factory(**arguments)
+
+
+def _lacking(factory: Any) -> str:
+    """The methods that a class has yet to define."""
+    return ", ".join(sorted(factory.__abstractmethods__)) if inspect.isabstract(factory) else ""
+
+
+def _interface(part: Kind) -> str:
+    return _article(f"ai_trains_ai.{part.interface.__name__}")
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeio' else 'a'} {word}"
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _import(reference: str) -> Any:
@@ -170,8 +343,8 @@ def _import(reference: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name == module:
-            raise ConfigurationError(f"{reference!r}: there is no module {module!r}.") from error
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            raise ConfigurationError(f"{reference!r}: there is no module {error.name!r}.") from error
         raise
     for part in attribute.split("."):
         if not hasattr(found, part):

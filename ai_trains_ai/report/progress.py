@@ -63,6 +63,8 @@ class Progress:
             self._jobs += 1
         elif isinstance(event, events.EpisodeFinished):
             self._stages["training" if event.episode.job_id else "writing"] -= 1
+        elif isinstance(event, events.IntegrityFound):
+            return f"integrity: episode {event.episode_id} {event.finding.severity} {event.finding.text()}"
         elif isinstance(event, events.StepFinished):
             return self._step_line(event)
         return ""
@@ -120,6 +122,8 @@ def show_summary(path: Path, summary: Mapping[str, Any], stream: TextIO) -> None
         f"({totals['cpu_seconds']:.0f} CPU seconds, {totals['job_share_of_core_time']:.0%} of core time in jobs).",
         f"Everything is in {path}; figures: {path / 'figures'}.",
     ]
+    for name, failed in totals["plugin_failures"].items():
+        lines.append(f"Plugin {name} failed {failed['count']} times, first in {failed['first']}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

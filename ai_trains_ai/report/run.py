@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ai_trains_ai.records import Baseline, Charge, Episode, Evaluation, JobResult
+from ai_trains_ai.records import Baseline, Charge, Checkpoint, Episode, Evaluation, JobResult
 from ai_trains_ai.report.summary import summarise
 from ai_trains_ai.store import RunFolder, Store
 
@@ -86,6 +86,26 @@ class Run:
         """Time and charge, in order."""
         charges: list[tuple[float, Charge]] = self._read("charges")
         return charges
+
+    @property
+    def checkpoint(self) -> tuple[Checkpoint, str] | None:
+        """The checkpoint that stands for the run, and the rule or plugin that chose it; ``None`` before the end."""
+        chosen = self._read("meta", "checkpoint")
+        if chosen is None:
+            return None
+        found = {checkpoint.name: checkpoint for checkpoint in self._read("checkpoints")}
+        return found[chosen["name"]], chosen["rule"]
+
+    @property
+    def plugins(self) -> list[dict[str, str]]:
+        """The plugins that the run last went on with: name, source, distribution, version, value."""
+        return self.folder.read_plugins()
+
+    @property
+    def plugin_failures(self) -> dict[str, dict[str, Any]]:
+        """What plugins raised in the last session, by plugin: ``count``, and the ``first`` of it."""
+        failures: dict[str, dict[str, Any]] = self._read("meta", "plugin_failures", {})
+        return failures
 
     def summary(self) -> dict[str, Any]:
         """The run in plain numbers: one entry a step, and totals. JSON-serialisable."""

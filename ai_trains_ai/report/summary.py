@@ -26,6 +26,7 @@ def summarise(name: str, store: Store) -> dict[str, Any]:
         "job_share_of_core_time": busy / (wall * cores) if wall else 0.0,
         "jobs_per_minute": 60 * len(results) / wall if wall else 0.0,
         "usd": sum(charge.usd for _, charge in store.charges()),
+        "plugin_failures": store.meta("plugin_failures", {}),
         "reward_first_3": _mean_reward(steps[:3]),
         "reward_last_3": _mean_reward(steps[-3:]),
         "baselines": {f"{b.evaluation.task_id}/{b.base_model}": b.evaluation.mean for b in store.baselines()},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def plugins(self) -> Path:
+        return self.path / "plugins.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -72,12 +77,19 @@ class RunFolder:
             )
         return self
 
+    def require_new(self) -> None:
+        """Raise `RunFolderError` when a run lives here already, or a file stands where the folder should be."""
+        if self.database.exists():
+            raise RunFolderError(f"{self.path} already holds a run. Resume it, or choose another folder.")
+        standing = next((path for path in (self.path, *self.path.parents) if path.exists()), None)
+        if standing is not None and not standing.is_dir():
+            raise RunFolderError(f"{standing} is a file. Choose another folder than {self.path}.")
+
     def create(self, config: Mapping[str, Any]) -> None:
         """Make the folder with its configuration and secret seed. Refuses a folder that already holds a run."""
         import tomli_w
 
-        if self.database.exists():
-            raise RunFolderError(f"{self.path} already holds a run. Resume it, or choose another folder.")
+        self.require_new()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -94,6 +106,18 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.config} can't be read: {error}. The run can't be resumed without it."
             ) from error
+
+    def write_plugins(self, plugins: Sequence[Mapping[str, str]]) -> None:
+        """Keep the plugins that the run goes on with."""
+        attempt_write(self.plugins, json.dumps(list(plugins), indent=2).encode() + b"\n")
+
+    def read_plugins(self) -> list[dict[str, str]]:
+        """The plugins that the run last went on with."""
+        try:
+            plugins: list[dict[str, str]] = json.loads(self.plugins.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.plugins} can't be read: {error}. It names the run's plugins.") from error
+        return plugins
 
     def secret(self) -> bytes:
         """The secret seed of the hidden sets."""

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from attrs import evolve
+
 from ai_trains_ai.interfaces import Sandbox, TaskFamily
 from ai_trains_ai.records import (
     BaseModel,
@@ -20,12 +22,16 @@ from ai_trains_ai.records import (
 from ai_trains_ai.validation import parse, rows, sanity, schema, static
 from ai_trains_ai.validation.codes import StageFailed
 
-STAGES = ("parse", "schema", "static", "load", "sanity", "freeze")
+STAGES = ("parse", "schema", "static", "load", "sanity", "review", "freeze")
 LIMITS = Limits(wall_seconds=8.0, cpu_seconds=6, memory_bytes=512 << 20, processes=16, result_bytes=12 << 20)
 
 
 def _none_reserved(key: str) -> bool:
     return False
+
+
+def _no_review(submission: Submission) -> Sequence[Finding]:
+    return ()
 
 
 class Validator:
@@ -40,6 +46,7 @@ class Validator:
         base_models: What a job may train.
         reserved: Whether an item key is of the hidden class; such rows are dropped.
         limits: Of each of the two sandboxed runs.
+        review: What plugins have against a submission that passed every other stage.
     """
 
     def __init__(
@@ -49,12 +56,14 @@ class Validator:
         base_models: Sequence[BaseModel],
         reserved: Callable[[str], bool] = _none_reserved,
         limits: Limits = LIMITS,
+        review: Callable[[Submission], Sequence[Finding]] = _no_review,
     ) -> None:
         self._sandbox = sandbox
         self._surface = surface
         self._base_models = tuple(base_models)
         self._reserved = reserved
         self._limits = limits
+        self._review = review
 
     async def validate(self, submission: Submission, task: Task, family: TaskFamily) -> ValidationReport:
         """The verdict on a submission to ``task``. Raises `SandboxError` when the sandbox fails: nobody's verdict."""
@@ -85,6 +94,11 @@ class Validator:
                 parsed.probes,
                 random.Random(digest),
             )
+            stage = STAGES[-2]
+            reviewed = [evolve(finding, stage=stage) for finding in self._review(submission)]
+            if any(finding.severity == "error" for finding in reviewed):
+                raise StageFailed(*reviewed)
+            warnings += reviewed
         except StageFailed as failure:
             findings = (*failure.findings, *warnings)
             return ValidationReport(

@@ -8,17 +8,34 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ai_trains_ai.errors import AiTrainsAiError, RunInterrupted
 
 if TYPE_CHECKING:
     from ai_trains_ai.experiment import Experiment
+    from ai_trains_ai.plugins import Plugins
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+class _Verbs(TyperGroup):
+    """Our verbs, then those of plugins, which are loaded when one of theirs is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or _plugin_verbs().get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *_plugin_verbs()]
+
+
+app = typer.Typer(
+    cls=_Verbs, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates of the outer policy.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>.")]
@@ -53,7 +70,12 @@ def demo(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run folder.")], steps: Steps = None, as_json: AsJson = False
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    steps: Steps = None,
+    accept_plugins: Annotated[
+        bool, typer.Option("--accept-plugins", help="Go on although other plugins are installed now.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed. Finished episodes are kept.
 
@@ -61,7 +83,7 @@ def resume(
     """
     from ai_trains_ai.experiment import resume as revive
 
-    _run(revive(run), steps, None, as_json)
+    _run(revive(run, accept_plugins=accept_plugins), steps, None, as_json)
 
 
 @app.command()
@@ -100,6 +122,89 @@ def train(folder: Folder, task: TaskId = "chained-arithmetic-2-3") -> None:
     components = ", ".join(f"{name} {value:.3f}" for name, value in done.reward.components.items())
     typer.echo(f"reward {done.reward.total:.3f} ({components}); {done.result.train_seconds:.2f} CPU seconds")
     raise typer.Exit(1 if done.result.failure else 0)
+
+
+@app.command()
+def plugins(
+    why: Annotated[str | None, typer.Option(help="All about one plugin, distribution or registered name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable records.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 when a plugin has a fault.")] = False,
+) -> None:
+    """List the plugins with what they register, and what is wrong with those that are left out.
+
+    Example: ai-trains-ai plugins --why hybrid
+    """
+    from ai_trains_ai.plugins import Registry
+
+    registry = Registry()
+    found = registry.plugins
+    if why is not None:
+        text = registry.why(why)
+        typer.echo(json.dumps({"name": why, "text": text}) if as_json else text)
+    elif as_json:
+        typer.echo(json.dumps([record.data() for record in found], indent=2))
+    else:
+        _show_plugins(found)
+    if strict:
+        registry.manager.require((), strict=True)
+
+
+@app.command()
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="Name of the distribution, for instance ata-thrift.")],
+    folder: Annotated[Path | None, typer.Option(help="Where to write it; default: a folder of that name here.")] = None,
+) -> None:
+    """Write an installable plugin package with a reward, a provider, an observer and their contract tests.
+
+    Example: ai-trains-ai new-plugin ata-thrift
+    """
+    from ai_trains_ai.plugins.scaffold import write_plugin
+
+    target = folder or Path(name)
+    for path in write_plugin(name, target):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"Next: pip install -e '{target}[test]' && pytest {target} && ai-trains-ai plugins --why {name}")
+
+
+def _show_plugins(found: Plugins) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_lines=True)
+    for column in ("plugin", "distribution", "status", "registers"):
+        table.add_column(column, overflow="fold")
+    for name, distribution, status, registered, _ in found.rows():
+        table.add_row(name, distribution, status, registered)
+    console = Console(file=sys.stdout)
+    console.print(table, markup=False)
+    for record in found:
+        for fault in record.faults:
+            console.print(f"{record.label}: {fault}", markup=False, highlight=False, soft_wrap=True)
+
+
+@cache
+def _plugin_verbs() -> Mapping[str, Any]:
+    """The commands that plugins add. One that fails, or takes a verb that is there, is left out with a warning."""
+    from ai_trains_ai.plugins import PluginManager
+    from ai_trains_ai.plugins.checks import Fault
+
+    manager, taken = PluginManager(), set(typer.main.get_group(app).commands)
+    found: dict[str, Any] = {}
+    for plugin, function in manager.implementations("register_commands"):
+        own = typer.Typer()
+        try:
+            function(cli=own)
+            commands = typer.main.get_group(own).commands if own.registered_commands or own.registered_groups else {}
+        except Exception as error:
+            manager.blame(plugin, Fault(f"its register_commands raised {type(error).__name__}: {error}"))
+            continue
+        for name, command in commands.items():
+            if name in taken:
+                manager.blame(plugin, Fault(f"its command {name!r} is taken", "Choose another name"))
+            else:
+                taken.add(name)
+                found[name] = command
+    return found
 
 
 def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: bool) -> None:

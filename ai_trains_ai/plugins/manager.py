@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, overload
 
 import pluggy
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 import ai_trains_ai
 from ai_trains_ai.errors import PluginError, UnknownName
@@ -52,6 +52,22 @@ class PluginRecord:
     def label(self) -> str:
         """Name, distribution and version, as messages have it."""
         return f"{self.name} ({self.distribution} {self.version})" if self.distribution else self.name
+
+    def data(self) -> dict[str, Any]:
+        """All fields as plain values."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Everything about the plugin, a line each."""
+        lines = [f"plugin {self.label}: {self.status}", f"  source: {self.source} {self.value}".rstrip()]
+        if self.hooks:
+            lines.append(f"  hooks: {', '.join(self.hooks)}")
+        if self.registered:
+            lines.append(f"  registers: {', '.join(self.registered)}")
+        for fault in self.faults:
+            lines.append(f"  {'reason' if self.status != 'loaded' else 'fault'}: {fault.reason}")
+            lines += [f"  remedy: {fault.remedy}"] if fault.remedy else []
+        return "\n".join(lines)
 
     def called(self, name: str) -> bool:
         """Whether a user means this plugin by ``name``: its own name, or its distribution's."""

@@ -67,32 +67,38 @@ class Spec:
 
 @frozen
 class Entry:
-    """One registered name. ``owner`` is the plugin's distribution, or the plugin where it has none."""
+    """One registered name. ``distribution`` is empty for a plugin that was passed by hand."""
 
     name: str
     factory: str | Callable[..., Any]
     summary: str
     plugin: str
-    owner: str
+    distribution: str
     extra: str | None = None
 
     def load(self) -> Callable[..., Any]:
         """Import the factory. A missing optional package names the extra to install."""
         if callable(self.factory):
             return self.factory
-        try:
-            return _import(self.factory)
-        except ImportError as error:
-            raise self.explained(error) from error
+        return _import(self.factory)
 
-    def explained(self, error: ImportError) -> ImportError:
-        """The error that tells what to install, where that is known."""
-        if self.extra is None or isinstance(error, MissingDependency):
+    @property
+    def owner(self) -> str:
+        """What qualifies the name: the distribution, or the plugin that was passed by hand."""
+        return self.distribution or self.plugin
+
+    def explained(self, error: ImportError) -> MissingDependency:
+        """The error that tells what to install."""
+        if isinstance(error, MissingDependency):
             return error
-        if self.plugin == BUILT_IN:
-            return MissingDependency.of(error.name or str(error), self.extra)
-        wanted = error.name if self.owner == self.plugin else f"'{self.owner}[{self.extra}]'"
-        return MissingDependency(f"{error.name or error} is not installed. Install it with: pip install {wanted}")
+        missing = error.name or str(error)
+        if self.extra is not None and self.plugin == BUILT_IN:
+            return MissingDependency.of(missing, self.extra)
+        wanted = f"'{self.distribution}[{self.extra}]'" if self.extra and self.distribution else missing
+        return MissingDependency(
+            f"{self.name!r} of plugin {self.plugin!r} can't be made: {error}. Install what it needs: "
+            f"pip install {wanted}"
+        )
 
 
 class Registry:
@@ -159,8 +165,7 @@ class Registry:
                 if fault is not None:
                     self.manager.blame(record.name, fault)
                     return
-                owner = record.distribution or record.name
-                found.append(Entry(name, factory, summary, record.name, owner, extra))
+                found.append(Entry(name, factory, summary, record.name, record.distribution, extra))
 
             try:
                 function(register=register)
@@ -191,6 +196,27 @@ class Registry:
             remedy = "Choose another name" if passed else f"Write {qualified!r}, or set {DISABLE}={entry.owner}"
             self.manager.blame(entry.plugin, Fault(reason, remedy))
         return named
+
+    def why(self, name: str) -> str:
+        """What is known of a plugin, a distribution or a registered name, as text. Raises `UnknownName`."""
+        plugins = [record for record in self.plugins if record.called(name)]
+        parts = [
+            (KINDS[kind].word, label, entry)
+            for kind in KINDS
+            for label, entry in self.entries(kind).items()
+            if name in (label, entry.name)
+        ]
+        if not plugins and not parts:
+            labels = {label for kind in KINDS for label in self.entries(kind)}
+            raise UnknownName.of("plugin or part", name, labels | set(self.manager.records), self._absent())
+        texts = [record.text() for record in plugins]
+        for word, label, entry in parts:
+            factory = entry.factory if isinstance(entry.factory, str) else repr(entry.factory)
+            extra = f"\n  needs: the extra {entry.extra!r} of {entry.owner}" if entry.extra else ""
+            texts.append(
+                f"{word} {label!r}: {entry.summary}\n  from plugin: {entry.plugin}\n  made by: {factory}{extra}"
+            )
+        return "\n".join(texts)
 
     # ------------------------------------------------------------------------------------------ resolving
 
@@ -236,11 +262,25 @@ class Registry:
     def _make_named(self, kind: str, name: str, arguments: Mapping[str, Any]) -> Any:
         entry = self._entry(kind, name)
         if entry is None:
-            return _make(KINDS[kind], name, _import(name), arguments)
+            return _make(KINDS[kind], name, self._imported(kind, name), arguments)
         try:
             return _make(KINDS[kind], name, entry.load(), arguments)
         except ImportError as error:
             raise entry.explained(error) from error
+
+    def _imported(self, kind: str, reference: str) -> Any:
+        """What a user's "module:attr" names; a module that isn't there may be a misspelt distribution."""
+        try:
+            return _import(reference)
+        except ModuleNotFoundError as error:
+            module = reference.partition(":")[0]
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+            known = ", ".join(self.entries(kind)) or "none"
+            raise ConfigurationError(
+                f"{reference!r}: there is no module {error.name!r}, and no plugin of that name. "
+                f"Registered as {KINDS[kind].word}: {known}."
+            ) from error
 
     def _entry(self, kind: str, name: str) -> Entry | None:
         """The entry that a name means; ``None`` for a "module:attr"."""
@@ -339,13 +379,9 @@ def _is_module(name: str) -> bool:
 
 
 def _import(reference: str) -> Any:
+    """What "module:attr" names. A module that isn't there is its `ModuleNotFoundError`."""
     module, _, attribute = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            raise ConfigurationError(f"{reference!r}: there is no module {error.name!r}.") from error
-        raise
+    found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(f"{reference!r}: {module!r} has no {attribute!r}.")

@@ -61,7 +61,7 @@ def test_a_missing_extra_names_what_to_install(tmp_path: Path, monkeypatch: pyte
         def register_rewards(self, register) -> None:  # type: ignore[no-untyped-def]
             register("judge", "needs_a_package:Judge", summary="", extra="judging")
 
-    with pytest.raises(MissingDependency, match=r"no_such_package is not installed.*pip install no_such_package"):
+    with pytest.raises(MissingDependency, match=r"No module named 'no_such_package'.*pip install no_such_package"):
         Registry([Plugin()]).resolve("reward", "judge")
 
 

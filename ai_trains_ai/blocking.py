@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result. Under a running loop it gets a thread with a loop of its own; asyncio stays unpatched."""
+def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], None] | None = None) -> T:
+    """The coroutine's result. Under a running loop it gets a thread with a loop of its own; asyncio stays unpatched.
+
+    Ctrl-C there calls ``drain`` in that loop, a second one (or the first, without ``drain``) cancels the coroutine.
+
+    Raises:
+        KeyboardInterrupt: the coroutine was cancelled by Ctrl-C.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        try:
+            return asyncio.run(coroutine)
+        except asyncio.CancelledError:  # nobody else could have cancelled it
+            raise KeyboardInterrupt from None
     result: list[T] = []
     failure: list[BaseException] = []
     loop = asyncio.new_event_loop()
@@ -36,15 +47,39 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:
             failure.append(error)
 
-    thread = threading.Thread(target=work, name="ai-trains-ai")
-    thread.start()
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        if main:
+    def stop(presses: int) -> None:
+        if presses == 1 and drain is not None:
+            loop.call_soon_threadsafe(drain)
+        elif main:
             loop.call_soon_threadsafe(main[0].cancel)
+
+    thread = threading.Thread(target=work, name="ai-trains-ai")
+    with _ctrl_c(stop):
+        thread.start()
         thread.join()
-        raise
+    if failure and isinstance(failure[0], asyncio.CancelledError):
+        raise KeyboardInterrupt
     if failure:
         raise failure[0]
     return result[0]
+
+
+@contextlib.contextmanager
+def _ctrl_c(on_press: Callable[[int], None]) -> Iterator[None]:
+    """Hand Ctrl-C to ``on_press`` with the number of presses; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    presses = 0
+
+    def pressed(number: int, frame: object) -> None:
+        nonlocal presses
+        presses += 1
+        on_press(presses)
+
+    # the running loop's own handler would only cancel the task that waits here
+    before = signal.signal(signal.SIGINT, pressed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

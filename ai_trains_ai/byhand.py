@@ -30,11 +30,11 @@ from ai_trains_ai.records import (
 )
 from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
-from ai_trains_ai.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
 FILES = ("environment.py", "job.toml", "probes.jsonl")
+LONGEST = 1 << 20  # bytes read of a file
 EMBEDDED = Spec("job_runner", "embedded")
 
 
@@ -177,8 +177,15 @@ def read_submission(folder: str | Path) -> Submission:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigurationError(f"{folder} is no folder. Give the one that holds environment.py and job.toml.")
-    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    return Submission.of("by-hand", 1, Workspace(files).submission())
+    files = {}
+    for name in FILES:
+        if (folder / name).is_file():
+            try:
+                with (folder / name).open("rb") as file:
+                    files[name] = file.read(LONGEST)  # what is longer still gets its finding
+            except OSError as error:
+                raise ConfigurationError(f"{folder / name} can't be read: {error.strerror}.") from error
+    return Submission.of("by-hand", 1, files)
 
 
 @contextlib.asynccontextmanager

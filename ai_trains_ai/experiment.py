@@ -94,6 +94,7 @@ class Experiment:
         self.budget = budget or Budget()
         self.registry = Registry(_list("plugins", plugins), strict=strict, required=required)
         self._resuming: RunFolder | None = None
+        self._stop: Callable[[], None] | None = None
         self._families()  # a misspelt family fails here, not after the run has started
 
     @classmethod
@@ -167,8 +168,13 @@ class Experiment:
         return Run(folder.path)
 
     def run_sync(self, steps: int | None = None, **options: Any) -> Run:
-        """`run` for scripts; also works in a notebook cell."""
-        return run_blocking(self.run(steps, **options))
+        """`run` for scripts; also works in a notebook cell. The first Ctrl-C drains, the second stops at once."""
+        return run_blocking(self.run(steps, **options), self.stop)
+
+    def stop(self) -> None:
+        """Drain the run that goes on: start nothing new, let episodes in flight end. Call it in the run's loop."""
+        if self._stop is not None:
+            self._stop()
 
     async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int) -> None:
         from ai_trains_ai.evaluation import HiddenEvaluation
@@ -188,10 +194,12 @@ class Experiment:
             for step in store.steps():  # a step may have been stored and not logged when a run was killed
                 tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
         loop = OuterLoop(parts, self.settings, run, make_validator, evaluation)
+        self._stop = loop.stop
         with _interrupts(loop.stop):
             try:
                 await loop.run(steps)
             finally:
+                self._stop = None
                 for tracker in parts.trackers:
                     tracker.close()
                 store.set_meta(plugin_failures={name: asdict(f) for name, f in parts.hooks.failures.items()})
@@ -204,6 +212,9 @@ class Experiment:
         both = {family.name for family in train} & {family.name for family in held_out}
         if both:
             raise ConfigurationError(f"{', '.join(sorted(both))} can't be trained on and held out at once.")
+        given = [family.name for family in [*train, *held_out]]
+        if twice := {name for name in given if given.count(name) > 1}:
+            raise ConfigurationError(f"{', '.join(sorted(twice))} is given twice, or two families share that name.")
         families = {family.name: family for family in [*train, *held_out]}
 
         def tasks(found: Sequence[TaskFamily]) -> list[Task]:

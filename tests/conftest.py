@@ -9,6 +9,7 @@ from typing import Any
 
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+os.environ["AI_TRAINS_AI_PLUGINS"] = ""  # what a developer has installed must not change a test
 
 import pytest
 
@@ -85,7 +86,7 @@ class ScriptedPolicy(Policy):
             call_text("write_file", path="job.toml", content=JOB),
             call_text("submit"),
         ]
-        text = "No." if spoken == 0 and self.conversations % 4 == 0 else script[spoken]
+        text = "No." if spoken == 0 and self.conversations % 4 == 0 else script[min(spoken, len(script) - 1)]
         ids = (params.seed % 7 + 1, spoken + 1)
         last = next((message.turn for message in reversed(conversation) if message.turn), None)
         prompt = (*last.prompt_ids, *last.ids, 9) if last else (8,)

@@ -184,7 +184,56 @@ def test_run_sync_in_a_script_and_under_a_running_loop(tmp_path: Path) -> None:
     assert asyncio.run(cell()) == 1
 
 
+async def test_what_a_policy_must_return(tmp_path: Path, sandbox: Sandbox) -> None:
+    class Mute(ScriptedPolicy):
+        async def act(self, *arguments: Any) -> Any:
+            return "hello"
+
+    class Speaks(ScriptedTrainer):
+        async def snapshot(self) -> Any:
+            return Mute(0)
+
+    class Gives(ScriptedTrainer):
+        async def snapshot(self) -> Any:
+            return None
+
+    with pytest.raises(ConfigurationError, match=r"Mute\.act returned 'hello'.*records\.Turn"):
+        await small(sandbox=sandbox, outer=Speaks).run(1, out=tmp_path / "turn")
+    with pytest.raises(ConfigurationError, match=r"Gives\.snapshot\(\) gave None"):
+        await small(sandbox=sandbox, outer=Gives).run(1, out=tmp_path / "policy")
+
+
 # ------------------------------------------------------------------------------------------ stop and go on
+
+UNDER_A_LOOP = """
+import asyncio, sys
+sys.path.insert(0, {tests!r})
+import ai_trains_ai as ata
+from conftest import ScriptedTrainer
+async def cell():
+    ata.Experiment.embedded(outer=ScriptedTrainer, held_out=[], **{small!r}).run_sync(50, out={out!r})
+asyncio.run(cell())
+"""
+
+
+def test_ctrl_c_drains_also_under_a_running_loop(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code = UNDER_A_LOOP.format(tests=str(Path(__file__).parent), small=SMALL, out=str(out))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not (out / "run.db").exists() or _count(out) < 4:
+            assert time.monotonic() < deadline, "the run made no progress in 90 s"
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert "RunInterrupted: Stopped after" in said.splitlines()[-1]
+    assert not ata.open_run(out)._read("episodes", stage="submitted")
 
 
 async def test_stop_drains_and_a_resume_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:
@@ -270,6 +319,17 @@ def _count(out: Path) -> int:
         ({"families": ["triage"], "held_out": ["triage"]}, ConfigurationError, "trained on and held out at once"),
         ({"group_size": 1}, ConfigurationError, "group_size must be at least 2"),
         ({"grop_size": 4}, ConfigurationError, "no setting grop_size"),
+        ({"seed": "x"}, ConfigurationError, "seed must be a whole number, not 'x'"),
+        ({"group_size": 2.5}, ConfigurationError, "group_size must be a whole number"),
+        ({"min_share": "all"}, ConfigurationError, "min_share must be a number"),
+        (
+            {"families": "multi-hop"},
+            ConfigurationError,
+            r"families takes a list, not 'multi-hop'. Write families=\[…\]",
+        ),
+        ({"families": ["multi-hop", "multi-hop"]}, ConfigurationError, "multi-hop is given twice"),
+        ({"plugins": "ata-x"}, ConfigurationError, "plugins takes a list"),
+        ({"required": "ata-x"}, ConfigurationError, "required takes a list"),
         ({"plugins": [Constant]}, ConfigurationError, "Give an instance"),
     ],
 )
@@ -353,6 +413,8 @@ def test_validate_blocks_and_names_findings(job_folder: Path) -> None:
     assert [finding.code for finding in ata.validate(job_folder).errors] == ["unknown-key"]
     with pytest.raises(ConfigurationError, match="is no folder"):
         ata.validate(job_folder / "nothing")
+    (job_folder / "environment.py").write_text("#" * (2 << 20))
+    assert "file-too-big" in [finding.code for finding in ata.validate(job_folder).errors]
 
 
 # ------------------------------------------------------------------------------------------ resumed at every stage

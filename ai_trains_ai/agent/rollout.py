@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from attrs import evolve, field, frozen
 
 from ai_trains_ai.agent.tools import TOOLS, check_arguments, run_python, use_file_tool
+from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.interfaces import Policy, Sandbox
 from ai_trains_ai.records import Message, SamplingParams, Segment, Submission, ToolCall, Turn, ValidationReport
 from ai_trains_ai.workspace import Workspace
@@ -97,6 +98,8 @@ async def play(
     end = "turns"
     for number in range(MAX_TURNS):
         turn = await policy.act(messages, TOOLS, evolve(params, seed=params.seed + number))
+        if not isinstance(turn, Turn):
+            raise ConfigurationError(f"{type(policy).__name__}.act returned {turn!r}. Return an ai_trains_ai.records.Turn.")
         messages.append(Message("assistant", turn.text, turn))
         for call in turn.calls:
             messages.append(Message("tool", await session.use(call)))

@@ -8,10 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
-from ai_trains_ai.errors import BudgetExceeded, PolicyError, RunInterrupted, SandboxError
+from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PolicyError, RunInterrupted, SandboxError
 from ai_trains_ai.evaluation import HiddenEvaluation
 from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, RunStopped, StepFinished, StepStarted
-from ai_trains_ai.interfaces import OuterTrainer, RunContext
+from ai_trains_ai.interfaces import OuterTrainer, Policy, RunContext
 from ai_trains_ai.loop.episodes import Episodes
 from ai_trains_ai.loop.groups import PlannedGroup, enough, planned, probe, with_advantages
 from ai_trains_ai.loop.metrics import episode_metrics, step_metrics
@@ -111,6 +111,9 @@ class OuterLoop:
         self._run.store.save_group(plan.id, plan.phase, plan.step, plan.position, plan.task.id)
         finished, submitted = self._finished.pop(plan.id, {}), self._submitted.pop(plan.id, {})
         policy = await self._parts.outer.snapshot()
+        if not isinstance(policy, Policy):
+            name = type(self._parts.outer).__name__
+            raise ConfigurationError(f"{name}.snapshot() gave {policy!r}. It must give an ai_trains_ai.Policy.")
 
         async def one(index: int) -> Episode:
             if index in finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.interfaces import (
@@ -52,6 +52,12 @@ class LoopSettings:
     seed: int = 0
 
     def __attrs_post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if name not in ("normalize_std", "show_baselines", "min_share") and not whole:
+                raise ConfigurationError(f"{name} must be a whole number, not {value!r}.")
+        if not isinstance(self.min_share, int | float):
+            raise ConfigurationError(f"min_share must be a number in (0, 1], not {self.min_share!r}.")
         for name, least in (
             ("groups_per_step", 1),
             ("group_size", 2),

@@ -28,12 +28,13 @@ class Event:
 
 @frozen
 class RunStarted(Event):
-    """``plugins`` are the loaded ones beyond the built-ins, as "name (distribution version)"."""
+    """``plugins`` are the loaded ones beyond the built-ins, as "name (distribution version)"; ``folder`` is the path."""
 
     run: str
     sandbox: str
     resumed: bool = False
     plugins: tuple[str, ...] = ()
+    folder: str = ""
 
 
 @frozen

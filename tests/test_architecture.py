@@ -62,31 +62,30 @@ def test_only_environments_imports_verifiers() -> None:
 
 
 HEAVY = (
-    "numpy",
+    "torch",
     "verifiers",
-    "pydantic",
+    "tinker",
+    "runpod",
+    "matplotlib",
+    "pandas",
     "rich",
     "typer",
-    "matplotlib",
+    "numpy",
+    "pydantic",
     "tokenizers",
     "safetensors",
-    "torch",
-    "pluggy",
 )
+LIGHT = {
+    "import": "import ai_trains_ai",
+    "every public name": "import ai_trains_ai as ata; [getattr(ata, name) for name in ata.__all__]",
+    "an experiment and its plugins": "import ai_trains_ai as ata; ata.Experiment.embedded().plugins",
+}
 
 
-def test_import_is_light() -> None:
-    code = f"import sys, ai_trains_ai; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_an_experiment_is_composed_without_verifiers_or_a_tracker() -> None:
-    code = (
-        "import sys, ai_trains_ai as ata; e = ata.Experiment.embedded(); e.registry.entries('tracker');"
-        "print([m for m in ('verifiers', 'matplotlib', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("code", LIGHT.values(), ids=LIGHT)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    probe = f"import sys; {code}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

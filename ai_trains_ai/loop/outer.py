@@ -100,7 +100,8 @@ class OuterLoop:
             validator = self._make_validator()
             self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation)
             names, isolation = tuple(parts.hooks.plugins), parts.sandbox.guarantees.text()
-            run.emit(RunStarted(run.folder.name, isolation, resumed, names, time=run.clock()))
+            folder = str(run.folder)
+            run.emit(RunStarted(run.folder.name, isolation, resumed, names, folder, time=run.clock()))
             yield
             failed = False
 

@@ -211,7 +211,14 @@ def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: b
     from ai_trains_ai.report.progress import Progress, show_summary
 
     with Progress(experiment.total_steps(steps), sys.stderr) as progress:
-        run = asyncio.run(experiment.run(steps, out=out, on_event=progress))
+        try:
+            run = experiment.run_sync(steps, out=out, on_event=progress)
+        except KeyboardInterrupt:
+            if not progress.folder:
+                raise RunInterrupted("Stopped before the run began.") from None
+            raise RunInterrupted(
+                f"Stopped at once; what had finished is kept. Go on with: ai-trains-ai resume {progress.folder}"
+            ) from None
     summary = run.summary()
     summary["figures"] = [str(path) for path in run.plot.save_all()]
     if as_json:
@@ -234,8 +241,8 @@ def main() -> None:
     except AiTrainsAiError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("Stopped at once. What had finished is kept; `ai-trains-ai resume` goes on.", err=True)
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
         sys.exit(130)
 
 

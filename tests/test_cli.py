@@ -156,3 +156,20 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path) -> None:
     run = ata.open_run(out)
     assert not run._read("episodes", stage="submitted")
     assert 1 <= len(run.steps) < 30
+
+
+def test_ctrl_c_before_the_run_began(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ai_trains_ai.cli", "demo", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = f"/proc/{process.pid}/task/{process.pid}/children"
+    try:
+        while not Path(server).read_text():
+            time.sleep(0.02)  # its sandbox starts
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert said == "Stopped before the run began.\n"
+    assert process.returncode == 130
+    assert not (tmp_path / "run").exists()

@@ -19,6 +19,7 @@ class Progress:
         from rich.console import Console
 
         self._console = Console(file=stream)
+        self.folder = ""  # known once the run has started
         self._steps, self._step = steps, 0
         self._live: Any = None
         self._stages: Counter[str] = Counter()
@@ -48,6 +49,7 @@ class Progress:
     def _take(self, event: events.Event) -> str:
         """Count an event; the line to keep, if any."""
         if isinstance(event, events.RunStarted):
+            self.folder = event.folder
             return f"run {event.run}: {event.sandbox}{', resumed' if event.resumed else ''}"
         if isinstance(event, events.BaselineMeasured):
             baseline = event.baseline

@@ -90,6 +90,7 @@ class ForkServer:
                 f"The sandbox's server was not ready after {START_SECONDS:.0f} s. It said: {server.last_words()}"
             ) from None
         except BaseException:
+            server._started.cancel()  # nobody waits for it any more
             await server.close()
             raise
         return server

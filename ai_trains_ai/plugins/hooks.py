@@ -1,4 +1,7 @@
-"""Calls of a run to its plugins: one by one, each in its own try, failures counted and kept."""
+"""Calls of a run to its plugins: one by one, each in its own try, failures counted and kept.
+
+Plugins get copies: records are frozen, but hold mappings, and what one plugin writes into them is nobody's business.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,6 @@ class Hooks:
         for name, watch in self._watching:
             self._try(name, "on_event", watch, event)
         for name, function in self._implementations("on_event"):
-            # a copy: mappings inside of an event could be written to
             self._try(name, "on_event", function, event=copy.deepcopy(event))
 
     def before_spend(self, charge: Charge, ledger: Ledger) -> None:
@@ -138,7 +140,7 @@ class Hooks:
         for name, function in reviews:
 
             def review(function: Callable[..., Any] = function) -> list[Finding]:
-                found = list(function(**arguments) or ())
+                found = list(function(**copy.deepcopy(arguments)) or ())
                 odd = [finding for finding in found if not isinstance(finding, Finding)]
                 if odd:
                     raise TypeError(f"it gave {odd[0]!r}, which is no Finding")
@@ -161,7 +163,7 @@ class Hooks:
         for name, function in reversed(self._implementations(hook)):
 
             def decide(function: Callable[..., Any] = function) -> Any:
-                opinion = function(**arguments)
+                opinion = function(**copy.deepcopy(arguments))
                 return None if opinion is None else check(opinion)
 
             opinion = self._try(name, hook, decide)

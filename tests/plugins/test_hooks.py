@@ -107,6 +107,17 @@ def test_all_findings_count_and_a_review_that_raises_is_a_warning() -> None:
     assert sum(failure.count for failure in asked.failures.values()) == 2
 
 
+def test_what_a_reviewer_writes_into_a_submission_is_lost() -> None:
+    class Writer:
+        @ata.hookimpl
+        def review_submission(self, submission: Any) -> None:
+            submission.files["environment.py"] = b"changed"
+
+    submission = Submission.of("e", 1, {"environment.py": b"as it was"})
+    assert hooks(Writer()).review_submission(submission) == ()
+    assert submission.files == {"environment.py": b"as it was"}
+
+
 # ------------------------------------------------------------------------------------------ observers
 
 

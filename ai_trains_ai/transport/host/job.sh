@@ -1,0 +1,21 @@
+# Runs one job on its host: sh job.sh FOLDER. Everything that the controller may ask is a file in FOLDER, renamed into place:
+#   pid   this process and the job's process group      hb    the host's clock, once a second
+#   log   what the job prints                           exit  the job's exit status, the last thing that is written
+set -u
+J=$1
+cd "$J" || exit 1
+publish() { cat >"$1.tmp" && mv "$1.tmp" "$1"; }
+# a session of its own for the job: all that it starts can be ended by its group
+setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
+C=$!
+echo "$$ $C" | publish pid
+(while :; do date +%s | publish hb; sleep 1; done) &
+H=$!
+wait "$C"
+R=$?
+kill -s KILL -- "-$C" 2>/dev/null # what it left behind
+kill "$H" 2>/dev/null
+if [ -d files/out ]; then
+  tar -cf result.tmp -C files out && mv result.tmp result.tar
+fi
+echo "$R" | publish exit

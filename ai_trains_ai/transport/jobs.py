@@ -1,0 +1,175 @@
+"""The protocol by which a job lives on a host, over any `Transport`.
+
+A job is staged privately and published by one rename, so that a repeated submit is a no-op; it runs detached, in a
+session of its own, with a heartbeat, and its exit record is the last thing that is written. A lost connection changes
+nothing on the host, and is never read as an end. The shell scripts in ``host/`` are the host's side.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import uuid
+from collections.abc import Mapping
+from importlib import resources
+from typing import Literal
+
+from attrs import frozen
+
+from ai_trains_ai.errors import ConfigurationError, Transient, TransportError, UntrustedDataError
+from ai_trains_ai.interfaces import Transport
+
+SCRIPTS = ("job.sh", "submit.sh", "poll.sh", "end.sh", "deadman.sh")
+START_SECONDS = 30.0  # a started job that shows no process for so long was lost at its start
+DEADLINE = 60.0  # seconds of one call
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+HostJobStatus = Literal["absent", "starting", "running", "ended", "lost"]
+
+
+@frozen
+class HostJob:
+    """A job's state. ``exit`` is its status once it has ended; ``silent`` are seconds since its last heartbeat, by the
+    host's own clock; ``log`` is what it printed from the asked offset on.
+
+    "lost" means that its process is gone without an exit record: killed from outside, or the host was restarted.
+    """
+
+    status: HostJobStatus
+    exit: int | None = None
+    silent: float = 0.0
+    log: bytes = b""
+
+
+class HostJobs:
+    """The jobs on one host, below the folder ``root``. Safe to use from several tasks, and after a restart of ours."""
+
+    def __init__(self, transport: Transport, root: str) -> None:
+        if not root.startswith("/"):
+            raise ConfigurationError(f"The root of jobs on a host must be an absolute path, not {root!r}.")
+        self._transport, self._root = transport, root.rstrip("/")
+
+    async def prepare(self) -> None:
+        """Put the host's side there. Idempotent."""
+        folder = resources.files("ai_trains_ai.transport") / "host"
+        await self._transport.put({name: (folder / name).read_bytes() for name in SCRIPTS}, self._root)
+        await self._call("mkdir", "-p", f"{self._root}/jobs")
+        await self.beat()
+
+    async def submit(self, job_id: str, files: Mapping[str, bytes], command: str) -> bool:
+        """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
+
+        Idempotent by ``job_id``: returns whether this call started it.
+
+        Raises:
+            Transient: the connection was lost; submit again, it is safe.
+        """
+        stage = f"{self._root}/stage-{uuid.uuid4().hex}"
+        script = (resources.files("ai_trains_ai.transport") / "host" / "job.sh").read_bytes()
+        staged = {f"files/{path}": data for path, data in files.items()}
+        await self._transport.put({"job.sh": script, "command": command.encode(), **staged}, stage)
+        await self._call("mkdir", "-p", f"{stage}/files")
+        said = await self._script("submit.sh", self._root, stage, _safe(job_id))
+        return said.strip() == b"started"
+
+    async def poll(self, job_id: str, offset: int = 0, limit: int = 1 << 16) -> HostJob:
+        """State and the next piece of the log. Tells the host that the controller is there."""
+        said = await self._script("poll.sh", self._root, _safe(job_id), str(offset + 1), str(limit))
+        line, _, log = said.partition(b"\n")
+        there, ended, alive, heartbeat, now, since = (*line.decode("ascii", "replace").split("|"), "", "", "")[:6]
+        if there != "yes":
+            return HostJob("absent")
+        if ended:
+            return HostJob("ended", _number(ended), log=log)
+        silent = float(_number(now) - _number(heartbeat or since or now))
+        if alive:
+            return HostJob("running", silent=silent, log=log)
+        starting = not heartbeat and silent < START_SECONDS
+        return HostJob("starting" if starting else "lost", silent=silent, log=log)
+
+    async def cancel(self, job_id: str, grace: int = 5) -> None:
+        """End a job and all that it started; ``grace`` seconds lie between asking and killing. Idempotent."""
+        await self._script("end.sh", self._root, str(grace), _safe(job_id), timeout=DEADLINE + grace)
+
+    async def result(self, job_id: str, limit: int) -> dict[str, bytes]:
+        """The files that a job left in ``out/``, at most ``limit`` bytes in all: untrusted, the job wrote them.
+
+        Raises:
+            TransportError: there is no result, or it is larger.
+            UntrustedDataError: the archive holds anything but plain files with harmless names.
+        """
+        archive = await self._transport.get(f"{self._root}/jobs/{_safe(job_id)}/result.tar", limit)
+        return _plain_files(archive)
+
+    async def wipe(self) -> None:
+        """End every job and remove its files: the next lease finds nothing of the last. Idempotent."""
+        await self._script("end.sh", self._root, "2")
+
+    async def arm(self, seconds: int, command: str) -> None:
+        """End everything here, then run ``sh command``, once no controller was heard for ``seconds``.
+
+        Replaces an earlier one. ``command`` may hold a key: only the host's own user can read it, and it is on no
+        command line.
+        """
+        keep = 'umask 077; cat >"$1/deadman.tmp" && mv "$1/deadman.tmp" "$1/deadman.command"'
+        await self._call("sh", "-c", keep, "arm", self._root, stdin=command.encode())
+        await self.beat()
+        start = 'setsid nohup sh "$1/deadman.sh" "$1" "$2" "$1/deadman.command" </dev/null >/dev/null 2>&1 &'
+        await self._call("sh", "-c", start, "arm", self._root, str(seconds))
+
+    async def disarm(self) -> None:
+        """Stop the dead-man switch. Idempotent."""
+        await self._call("rm", "-f", f"{self._root}/deadman.pid", f"{self._root}/deadman.command")
+
+    async def beat(self) -> None:
+        """Tell the host that the controller is there."""
+        await self._call("touch", f"{self._root}/controller")
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    async def _script(self, name: str, *arguments: str, timeout: float = DEADLINE) -> bytes:
+        return await self._call("sh", f"{self._root}/{name}", *arguments, timeout=timeout)
+
+    async def _call(self, *argv: str, stdin: bytes = b"", timeout: float = DEADLINE) -> bytes:
+        status, output = await self._transport.run(argv, stdin=stdin, timeout=timeout)
+        if status is None:
+            raise Transient(
+                f"The connection was lost in {argv[0]} {argv[1].rpartition('/')[2]}; it may have been done."
+            )
+        if status != 0:
+            said = output.decode("utf-8", "backslashreplace").strip()[-300:]
+            raise TransportError(f"{argv[1].rpartition('/')[2]} failed on the host with status {status}: {said}")
+        return output
+
+
+def _safe(job_id: str) -> str:
+    if not _NAME.fullmatch(job_id):
+        raise ConfigurationError(f"{job_id!r} can't name a job on a host. Use letters, digits, dots, - and _.")
+    return job_id
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise TransportError(f"The host's record of a job holds {text[:40]!r}, which is no number.") from None
+
+
+def _plain_files(archive: bytes) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                path = member.name.removeprefix("out/")
+                parts = path.split("/")
+                if not member.isfile() or path.startswith("/") or {"", ".", ".."} & set(parts) or path in found:
+                    raise UntrustedDataError(f"The result holds {ascii(member.name)[:80]}, which is no plain file.")
+                content = tar.extractfile(member)
+                assert content is not None
+                found[path] = content.read()
+    except tarfile.TarError as error:
+        raise UntrustedDataError(f"The result is no archive: {error}.") from error
+    return found

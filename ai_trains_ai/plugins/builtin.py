@@ -28,6 +28,7 @@ def register_job_runners(register: Register) -> None:
 @hookimpl
 def register_gpu_providers(register: Register) -> None:
     register("local", "ai_trains_ai.providers.local:LocalProvider", summary="this machine, one CPU slot per core")
+    register("ssh", "ai_trains_ai.providers.ssh:SSHProvider", summary="machines of your own, over SSH", extra="ssh")
 
 
 @hookimpl

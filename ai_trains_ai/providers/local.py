@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from ai_trains_ai.errors import ConfigurationError, TransportError
+from ai_trains_ai.errors import ConfigurationError, Transient, TransportError
 from ai_trains_ai.interfaces import GPUProvider, Transport
 from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
 from ai_trains_ai.threads import usable_cores
@@ -50,6 +50,8 @@ class LocalProvider(GPUProvider):
         self._pods.pop(pod_id, None)
 
     async def connect(self, pod: Pod) -> Transport:
+        if pod.id not in self._pods:
+            raise Transient(f"Pod {pod.id} was terminated, or never was; nobody gets in.")
         return LocalTransport()
 
 

@@ -81,7 +81,9 @@ class SSHTransport(Transport):
         except (TimeoutError, OSError, ssh.Error):
             return None, b""  # it may have been started
         try:
-            output, _ = await asyncio.wait_for(process.communicate(stdin), timeout)
+            if not stdin:
+                process.stdin.write_eof()  # asyncssh does so only after some input
+            output, _ = await asyncio.wait_for(process.communicate(stdin or None), timeout)
         except TimeoutError:
             process.kill()
             return None, b""
@@ -252,7 +254,7 @@ def _asyncssh() -> Any:
     try:
         import asyncssh
     except ImportError as error:
-        raise MissingDependency.of("asyncssh", "runpod") from error
+        raise MissingDependency.of("asyncssh", "ssh") from error
     logging.getLogger("asyncssh").setLevel(logging.WARNING)  # it tells of every command
     return asyncssh
 

@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from fakes.sshd import Server
 
 from ai_trains_ai.errors import ConfigurationError, TransportError, UntrustedDataError
 from ai_trains_ai.providers.local import LocalTransport
 from ai_trains_ai.transport.jobs import HostJob, HostJobs
 from ai_trains_ai.transport.ssh import SSHTransport
-
-from .conftest import Server
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from fakes.sshd import QUICK, Server
 
 from ai_trains_ai.errors import ConfigurationError, Transient, TransportError
 from ai_trains_ai.transport.ssh import SSHTransport
-
-from .conftest import QUICK, Server
 
 
 async def test_a_command_with_its_input_output_and_status(shell: SSHTransport) -> None:

@@ -1,0 +1,74 @@
+"""Real SSH servers on free ports of 127.0.0.1, each with its own keys and home."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import asyncssh
+
+from ai_trains_ai.transport.ssh import Host, Patience
+
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else "")
+QUICK = Patience(connect=5.0, total=10.0, pause=0.05, keepalive=0.5)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One sshd with its own keys and home. `stop` and `start` are a host that goes and comes back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.home = folder / "home"
+        self.home.mkdir(parents=True)
+        for name in ("host", "client"):
+            key = asyncssh.generate_private_key("ssh-ed25519")
+            key.write_private_key(folder / name)
+            key.write_public_key(folder / f"{name}.pub")
+            (folder / name).chmod(0o600)
+        shutil.copy(folder / "client.pub", folder / "authorized")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> Host:
+        return Host("127.0.0.1", self.port, getpass.getuser(), str(self.folder / "client"))
+
+    def start(self) -> None:
+        config = self.folder / "sshd_config"
+        config.write_text(
+            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile none\n"
+            f"AuthorizedKeysFile {self.folder}/authorized\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            f"UsePAM no\nStrictModes no\nMaxStartups 100\nMaxSessions 100\nSetEnv HOME={self.home}\n"
+        )
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        log = (self.folder / "sshd.log").open("ab")
+        self.process = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(config)], stdout=log, stderr=log, start_new_session=True
+        )
+
+    def stop(self) -> None:
+        """Kill the server and its sessions: connections break."""
+        if self.process is None:
+            return
+        for child in _tree(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, 9)
+        self.process.wait()
+        self.process = None
+
+
+def _tree(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(descendant for child in found for descendant in _tree(child))]

@@ -189,20 +189,24 @@ class Experiment:
             return Validator(parts.sandbox, surface, models, reserved=reserved, review=parts.hooks.review_submission)
 
         evaluation = HiddenEvaluation(parts.families, folder.secret(), n=self.settings.eval_items)
-        for tracker in parts.trackers:
-            tracker.open(folder.path, folder.path.name, folder.read_config())
-            for step in store.steps():  # a step may have been stored and not logged when a run was killed
-                tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
         loop = OuterLoop(parts, self.settings, run, make_validator, evaluation)
         self._stop = loop.stop
         with _interrupts(loop.stop):
             try:
+                self._open_trackers(folder, store, parts)
                 await loop.run(steps)
             finally:
                 self._stop = None
                 for tracker in parts.trackers:
                     tracker.close()
                 store.set_meta(plugin_failures={name: asdict(f) for name, f in parts.hooks.failures.items()})
+
+    @staticmethod
+    def _open_trackers(folder: RunFolder, store: Store, parts: Parts) -> None:
+        for tracker in parts.trackers:
+            tracker.open(folder.path, folder.path.name, folder.read_config())
+            for step in store.steps():  # a step may have been stored and not logged when a run was killed
+                tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
 
     # ------------------------------------------------------------------------------------------ composition
 

@@ -405,7 +405,8 @@ class RewardFn(ABC):
 
     @abstractmethod
     def __call__(self, outcome: EpisodeOutcome) -> Reward:
-        """Pay an episode: a finite total, every component by name (also those of weight 0), and their weights.
+        """Pay an episode: a finite total, every component by name (also those of weight 0, and the same names for
+        every outcome), their weights, and in ``zeros`` why a component earned nothing.
 
         Gets every kind of outcome: nothing submitted, invalid, failed, evaluated. Raises on none of them; what it does
         raise ends the run.
@@ -474,13 +475,15 @@ class TaskFamily(ABC):
 class Sandbox(ABC):
     """Runs untrusted code in throw-away children. Only data comes out; every verdict is made by the caller.
 
-    Owns its backend and every process below it. ``guarantees`` says what it isolates, and is true.
+    Owns its backend and every process below it. ``guarantees`` says what it isolates, and is true. Whatever it
+    isolates, a child sees nothing of this process's environment variables.
     """
 
     guarantees: Guarantees
 
+    @abstractmethod
     def preload(self, *targets: str) -> None:
-        """Import these before the first run ("module", or "module:function" to call). Call it before `start`."""
+        """Import these before the first run ("module", or "module:function" to call). Called before `start`."""
 
     @abstractmethod
     def another(self, preload: Sequence[str] = ()) -> Sandbox:
@@ -514,12 +517,12 @@ class Sandbox(ABC):
         that was hit, a crash and a non-zero exit are outcomes. When the awaiting task is cancelled the child is killed.
 
         Raises:
-            SandboxError: the sandbox itself broke; nobody's verdict.
+            SandboxError: the sandbox itself broke, or is closed; nobody's verdict.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill every child and the backend. Idempotent."""
+        """Kill every child and the backend. Idempotent; also called on one that never started."""
 
 
 # ------------------------------------------------------------------------------------------ where metrics go

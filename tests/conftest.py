@@ -128,6 +128,8 @@ class Shared(Sandbox):
         self._agents, self._clean = agents, clean
         self.guarantees = agents.guarantees
 
+    def preload(self, *targets: str) -> None: ...  # what jobs and validation need is there already
+
     def another(self, preload: Sequence[str] = ()) -> Sandbox:
         return Shared(self._clean, self._clean)
 

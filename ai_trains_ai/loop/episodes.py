@@ -274,6 +274,9 @@ class _Gated(Sandbox):
         async with self._gate:
             return await self._sandbox.run(target, payload, **options)
 
+    def preload(self, *targets: str) -> None:
+        self._sandbox.preload(*targets)
+
     def another(self, preload: Sequence[str] = ()) -> Sandbox:
         return self._sandbox.another(preload)
 

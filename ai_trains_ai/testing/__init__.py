@@ -16,9 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ai_trains_ai.testing.cases import outcomes
     from ai_trains_ai.testing.fakes import FakeClock, FakeGPUProvider, ScriptedAgent, TinyRunner, run_context
     from ai_trains_ai.testing.family import TaskFamilyContract
-    from ai_trains_ai.testing.outcomes import outcomes
     from ai_trains_ai.testing.provider import GPUProviderContract
     from ai_trains_ai.testing.reward import RewardFnContract
     from ai_trains_ai.testing.runner import InnerJobRunnerContract
@@ -39,7 +39,7 @@ _HOMES = {
     "FakeGPUProvider": "fakes",
     "ScriptedAgent": "fakes",
     "TinyRunner": "fakes",
-    "outcomes": "outcomes",
+    "outcomes": "cases",
     "run_context": "fakes",
 }
 __all__ = [

@@ -1,4 +1,4 @@
-"""What every family promises, and what each computes."""
+"""What the built-in families share beyond the contract, and what each computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ai_trains_ai.errors import ConfigurationError, UnknownName
 from ai_trains_ai.families import BUILT_IN, load
 from ai_trains_ai.families.hidden import CLASSES, reserved
 from ai_trains_ai.families.worked import WorkedFamily, final_answer
-from ai_trains_ai.interfaces import TaskFamily
 from ai_trains_ai.records import Item, Task
 
 FAMILIES = {name: load(name) for name in BUILT_IN}
@@ -35,17 +34,12 @@ def test_the_five_tasks() -> None:
 
 @every_family
 def test_a_family_is_registered_under_its_own_name(family: WorkedFamily) -> None:
-    assert isinstance(family, TaskFamily)
     assert FAMILIES[family.name] is family
-    assert family.summary
 
 
 @every_task
-def test_a_task_is_public_short_and_always_the_same(family: WorkedFamily, task: Task) -> None:
-    assert task == next(again for again in load(family.name).tasks() if again.id == task.id)
-    assert task.family == family.name
+def test_a_task_is_short_and_has_four_examples(family: WorkedFamily, task: Task) -> None:
     assert len(task.examples) == 4
-    assert not any(reserved(item.key) for item in task.examples)
     assert len(task.brief.split()) < 40
     assert "so" in task.brief.replace(",", "").split()
 
@@ -67,9 +61,9 @@ def test_items_span_the_depths_of_their_task(family: WorkedFamily, task: Task) -
 
 
 @every_task
-def test_items_follow_the_generator_that_is_passed_in(family: WorkedFamily, task: Task) -> None:
-    first, second, other = (family.items(task, random.Random(seed), 8, hidden=True) for seed in (1, 1, 2))
-    assert first == second != other
+def test_another_seed_gives_other_items(family: WorkedFamily, task: Task) -> None:
+    first, other = (family.items(task, random.Random(seed), 8, hidden=True) for seed in (1, 2))
+    assert first != other
 
 
 @every_family

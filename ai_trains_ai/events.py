@@ -28,7 +28,7 @@ class Event:
 
 @frozen
 class RunStarted(Event):
-    """``plugins`` are the loaded ones beyond the built-ins, as "name (distribution version)"; ``folder`` is the path."""
+    """``plugins`` are the loaded ones beyond the built-ins, as "name (distribution version)"; ``folder`` its path."""
 
     run: str
     sandbox: str

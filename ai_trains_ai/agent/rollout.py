@@ -99,7 +99,9 @@ async def play(
     for number in range(MAX_TURNS):
         turn = await policy.act(messages, TOOLS, evolve(params, seed=params.seed + number))
         if not isinstance(turn, Turn):
-            raise ConfigurationError(f"{type(policy).__name__}.act returned {turn!r}. Return an ai_trains_ai.records.Turn.")
+            raise ConfigurationError(
+                f"{type(policy).__name__}.act returned {turn!r}. Return an ai_trains_ai.records.Turn."
+            )
         messages.append(Message("assistant", turn.text, turn))
         for call in turn.calls:
             messages.append(Message("tool", await session.use(call)))

@@ -111,31 +111,31 @@ def _spec(kind: str, name: str, arguments: dict[str, Any]) -> Spec:
     return Spec(kind, name, arguments)
 
 
-def outer_trainer(name: str, **arguments: Any) -> Spec:
+def outer_trainer(name: str, /, **arguments: Any) -> Spec:
     """An outer trainer by name, made when the experiment runs."""
     return _spec("outer_trainer", name, arguments)
 
 
-def job_runner(name: str, **arguments: Any) -> Spec:
+def job_runner(name: str, /, **arguments: Any) -> Spec:
     """A job runner by name, made when the experiment runs."""
     return _spec("job_runner", name, arguments)
 
 
-def gpu_provider(name: str, **arguments: Any) -> Spec:
+def gpu_provider(name: str, /, **arguments: Any) -> Spec:
     """A GPU provider by name, made when the experiment runs."""
     return _spec("gpu_provider", name, arguments)
 
 
-def reward(name: str, **arguments: Any) -> Spec:
+def reward(name: str, /, **arguments: Any) -> Spec:
     """A reward function by name, made when the experiment runs."""
     return _spec("reward", name, arguments)
 
 
-def task_family(name: str, **arguments: Any) -> Spec:
+def task_family(name: str, /, **arguments: Any) -> Spec:
     """A task family by name, made when the experiment is."""
     return _spec("task_family", name, arguments)
 
 
-def tracker(name: str, **arguments: Any) -> Spec:
+def tracker(name: str, /, **arguments: Any) -> Spec:
     """A tracker by name, made when the experiment runs."""
     return _spec("tracker", name, arguments)

@@ -21,9 +21,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], None] | 
     Raises:
         KeyboardInterrupt: the coroutine was cancelled by Ctrl-C.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _loop_runs():  # asked apart, so that errors of the coroutine don't drag "no running event loop" along
         try:
             return asyncio.run(coroutine)
         except asyncio.CancelledError:  # nobody else could have cancelled it
@@ -62,6 +60,14 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], None] | 
     if failure:
         raise failure[0]
     return result[0]
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -153,22 +153,28 @@ async def evaluate(
 
 def find_task(registry: Registry, task_id: str) -> tuple[TaskFamily, Task]:
     """The task with this id among all registered families, and its family."""
-    tasks = {task.id: (family, task) for family in _families(registry).values() for task in family.tasks()}
+    tasks = {task.id: (family, task) for family, found in _families(registry).values() for task in found}
     if task_id not in tasks:
         raise UnknownName.of("task", task_id, tasks)
     return tasks[task_id]
 
 
-def _families(registry: Registry) -> dict[str, TaskFamily]:
-    """All registered families that can be made; a plugin's broken one is logged and left out."""
-    found = {}
-    for name in registry.entries("task_family"):
+def _families(registry: Registry) -> dict[str, tuple[TaskFamily, Sequence[Task]]]:
+    """All registered families with their tasks, by name. A plugin's broken one, or one that takes a name that is taken,
+    is logged and left out: it must not stand in the way of others.
+    """
+    found: dict[str, tuple[TaskFamily, Sequence[Task]]] = {}
+    for label in registry.entries("task_family"):
         try:
-            family = registry.resolve("task_family", name)
+            family: TaskFamily = registry.resolve("task_family", label)
+            tasks = family.tasks()
         except Exception as error:
-            logger.warning("The task family %r can't be made: %s", name, error)
+            logger.warning("The task family %r is left out: %s", label, error)
             continue
-        found[family.name] = family
+        if family.name in found:
+            logger.warning("The task family %r is left out: its name %r is taken.", label, family.name)
+        else:
+            found[family.name] = (family, tasks)
     return found
 
 
@@ -206,7 +212,8 @@ async def _bench(
         folder.create({})
         store = Store.create(folder.database)
         run = open_context(folder, store, sandbox, Budget(), 0, hooks)
-        evaluation = HiddenEvaluation(_families(registry), folder.secret(), n=eval_items)
+        families = {name: family for name, (family, _) in _families(registry).items()}
+        evaluation = HiddenEvaluation(families, folder.secret(), n=eval_items)
         surface, models = chosen.config_surface(), chosen.base_models()
         validator = Validator(sandbox, surface, models, reserved=reserved, review=hooks.review_submission)
         try:

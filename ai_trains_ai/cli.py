@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 sto
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +22,7 @@ from ai_trains_ai.errors import AiTrainsAiError, RunInterrupted
 
 if TYPE_CHECKING:
     from ai_trains_ai.experiment import Experiment
-    from ai_trains_ai.plugins import Plugins
+    from ai_trains_ai.plugins import PluginManager, Plugins
 
 
 class _Verbs(TyperGroup):
@@ -136,13 +138,15 @@ def plugins(
     """
     from ai_trains_ai.plugins import Registry
 
-    registry = Registry()
-    found = registry.plugins
+    with contextlib.redirect_stdout(sys.stderr):  # what a plugin prints at import is not our answer
+        registry = Registry()
+        _verbs_of(registry.manager)
+        found = registry.plugins
     if why is not None:
         text = registry.why(why)
         typer.echo(json.dumps({"name": why, "text": text}) if as_json else text)
     elif as_json:
-        typer.echo(json.dumps([record.data() for record in found], indent=2))
+        typer.echo(json.dumps([record.data() | {"parts": registry.parts(record.name)} for record in found], indent=2))
     else:
         _show_plugins(found)
     if strict:
@@ -163,7 +167,8 @@ def new_plugin(
     target = folder or Path(name)
     for path in write_plugin(name, target):
         typer.echo(f"wrote {path}")
-    typer.echo(f"Next: pip install -e '{target}[test]' && pytest {target} && ai-trains-ai plugins --why {name}")
+    place, extra = shlex.quote(str(target)), shlex.quote(f"{target}[test]")
+    typer.echo(f"Next: pip install -e {extra} && pytest {place} && ai-trains-ai plugins --why {name}")
 
 
 def _show_plugins(found: Plugins) -> None:
@@ -184,26 +189,37 @@ def _show_plugins(found: Plugins) -> None:
 
 @cache
 def _plugin_verbs() -> Mapping[str, Any]:
-    """The commands that plugins add. One that fails, or takes a verb that is there, is left out with a warning."""
+    """The commands that installed plugins add."""
     from ai_trains_ai.plugins import PluginManager
-    from ai_trains_ai.plugins.checks import Fault
 
-    manager, taken = PluginManager(), set(typer.main.get_group(app).commands)
+    return _verbs_of(PluginManager())
+
+
+def _verbs_of(manager: PluginManager) -> dict[str, Any]:
+    """The commands that plugins add. One that can't be, or takes a verb that is there, is left out as a fault."""
+    from ai_trains_ai.plugins.checks import Fault, told
+
+    owners = dict.fromkeys(typer.main.get_group(app).commands, "builtin")
     found: dict[str, Any] = {}
     for plugin, function in manager.implementations("register_commands"):
         own = typer.Typer()
         try:
             function(cli=own)
             commands = typer.main.get_group(own).commands if own.registered_commands or own.registered_groups else {}
-        except Exception as error:
-            manager.blame(plugin, Fault(f"its register_commands raised {type(error).__name__}: {error}"))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            manager.blame(plugin, Fault(f"its register_commands raised {told(error)}"))
             continue
         for name, command in commands.items():
-            if name in taken:
-                manager.blame(plugin, Fault(f"its command {name!r} is taken", "Choose another name"))
+            if name in owners:
+                reason = f"the command {name!r} is registered by both {owners[name]!r} and {plugin!r}"
+                manager.blame(plugin, Fault(reason, "Choose another name"))
+            elif not name.isprintable() or " " in name:
+                manager.blame(plugin, Fault(f"its command {name!r} can't be typed", "Choose a name without blanks"))
             else:
-                taken.add(name)
-                found[name] = command
+                owners[name], found[name] = plugin, command
+                manager.note(plugin, f"command {name}")
     return found
 
 

@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from attrs import asdict, evolve
 
 from ai_trains_ai.blocking import run_blocking
+from ai_trains_ai.configuration import describe, revive
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, PluginSetChanged, RunFolderError
 from ai_trains_ai.events import Event, StepFinished
@@ -162,7 +163,7 @@ class Experiment:
             store = Store.open(folder.database) if self._resuming else Store.create(folder.database)
             stack.callback(store.close)
             store.set_meta(steps=steps)
-            usage.keep_in(store)
+            usage.keep_in(store, parts.hooks)
             stack.callback(usage.save)
             await self._run_loop(folder, store, parts, steps)
         return Run(folder.path)
@@ -199,7 +200,6 @@ class Experiment:
                 self._stop = None
                 for tracker in parts.trackers:
                     tracker.close()
-                store.set_meta(plugin_failures={name: asdict(f) for name, f in parts.hooks.failures.items()})
 
     @staticmethod
     def _open_trackers(folder: RunFolder, store: Store, parts: Parts) -> None:
@@ -273,8 +273,8 @@ class Experiment:
     def _config(self, steps: int) -> dict[str, Any]:
         config: dict[str, Any] = {"steps": steps, "settings": asdict(self.settings)}
         config["budget"] = {k: v for k, v in asdict(self.budget).items() if v is not None}
-        config["parts"] = {name: _describe(self._given[name]) for name in PARTS}
-        config["parts"] |= {name: [_describe(part) for part in self._given[name]] for name in LISTS}
+        config["parts"] = {name: describe(self._given[name]) for name in PARTS}
+        config["parts"] |= {name: [describe(part) for part in self._given[name]] for name in LISTS}
         return config
 
 
@@ -305,21 +305,23 @@ def resume(
     folder = RunFolder(Path(path)).require()
     Store.open(folder.database, write=False).close()
     config = folder.read_config()
-    given: dict[str, Any] = {}
-    try:
-        for name in [*PARTS, *LISTS]:
-            given[name] = parts[name] if name in parts else _revive(name, config["parts"][name])
-        budget = budget or Budget(**config["budget"])
-        experiment = Experiment(**given, budget=budget, plugins=plugins, **config["settings"])
-    except KeyError as error:
-        raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
-    changed = differences(folder.read_plugins(), manifest(experiment.plugins))
+    registry = Registry(plugins)
+    changed = differences(folder.read_plugins(), manifest(registry.plugins))
     if changed and not accept_plugins:
         raise PluginSetChanged(
             f"{folder.path} ran with other plugins: {'; '.join(changed)}. Install or pass the same ones "
             "(ata.resume(path, plugins=[…])), or go on with those of now: ata.resume(path, accept_plugins=True), "
-            "on the command line --accept-plugins."
+            "on the command line --accept-plugins. A part that a missing plugin made must then be replaced: "
+            "ata.resume(path, accept_plugins=True, reward=…)."
         )
+    kinds, given = PARTS | LISTS, dict[str, Any]()
+    try:
+        for name in [*PARTS, *LISTS]:
+            given[name] = parts[name] if name in parts else revive(name, kinds[name], config["parts"][name])
+        budget = budget or Budget(**config["budget"])
+        experiment = Experiment(**given, budget=budget, plugins=plugins, **config["settings"])
+    except KeyError as error:
+        raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
     experiment._resuming = folder
     return experiment
 
@@ -330,51 +332,9 @@ def _list(name: str, given: Any) -> list[Any]:
     return list(given)
 
 
-def _describe(part: Any) -> Any:
-    """A part as the configuration file holds it: by name where it has one, else as a note of what it was."""
-    if isinstance(part, str):
-        return {"name": part}
-    if not isinstance(part, Spec):
-        kind = part if isinstance(part, type) else type(part)
-        return {"instance": f"{kind.__module__}:{kind.__qualname__}"}
-    described: dict[str, Any] = {"name": part.name}
-    arguments = {k: _describe_argument(v) for k, v in part.arguments.items() if v is not None}
-    lost = [value for value in arguments.values() if isinstance(value, dict) and "instance" in value]
-    if lost:
-        return lost[0]
-    return described | ({"arguments": arguments} if arguments else {})
-
-
-def _describe_argument(value: Any) -> Any:
-    if isinstance(value, Spec):
-        return {"spec": value.kind, **_describe(value)}
-    if isinstance(value, Path):
-        return str(value)
-    return value if isinstance(value, (str, int, float, bool)) else _describe(value)
-
-
-def _revive(name: str, described: Any) -> Any:
-    if isinstance(described, list):
-        return [_revive(name, part) for part in described]
-    if "instance" in described:
-        raise ConfigurationError(
-            f"The run was started with {described['instance']} as {name!r}, which a file can't hold. "
-            f"Pass it again: ata.resume(path, {name}=…)."
-        )
-    kind = PARTS.get(name) or LISTS[name]
-    return _spec(kind, described)
-
-
-def _spec(kind: str, described: Mapping[str, Any]) -> Spec:
-    arguments = {
-        k: _spec(v["spec"], v) if isinstance(v, Mapping) and "spec" in v else v
-        for k, v in described.get("arguments", {}).items()
-    }
-    return Spec(kind, described["name"], arguments)
-
-
 class _Usage:
-    """Wall and CPU seconds of a run over all its sessions, saved after every step: a killed session counts too.
+    """Wall and CPU seconds of a run, and its plugins' failures, over all sessions; saved after every step, so that a
+    killed session counts too.
 
     The CPU time of children is known once they have ended; that of a killed session's sandbox is lost.
     """
@@ -382,10 +342,11 @@ class _Usage:
     def __init__(self) -> None:
         self._start = (time.monotonic(), self._cpu())
 
-    def keep_in(self, store: Store) -> None:
+    def keep_in(self, store: Store, hooks: Hooks) -> None:
         """Add to what earlier sessions stored."""
-        self._store = store
+        self._store, self._hooks = store, hooks
         self._before = (store.meta("wall_seconds", 0.0), store.meta("cpu_seconds", 0.0))
+        self._failed: dict[str, dict[str, Any]] = store.meta("plugin_failures", {})
 
     @staticmethod
     def _cpu() -> float:
@@ -395,8 +356,19 @@ class _Usage:
     def save(self) -> None:
         wall, busy = time.monotonic() - self._start[0], self._cpu() - self._start[1]
         self._store.set_meta(
-            wall_seconds=self._before[0] + wall, cpu_seconds=self._before[1] + busy, cores=usable_cores()
+            wall_seconds=self._before[0] + wall,
+            cpu_seconds=self._before[1] + busy,
+            cores=usable_cores(),
+            plugin_failures=self._failures(),
         )
+
+    def _failures(self) -> dict[str, dict[str, Any]]:
+        """What plugins raised in all sessions."""
+        total = {name: dict(failure) for name, failure in self._failed.items()}
+        for name, failure in self._hooks.failures.items():
+            known = total.setdefault(name, {"count": 0, "first": failure.first})
+            known["count"] += failure.count
+        return total
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, StepFinished):

@@ -15,7 +15,7 @@ FLOORS = [
     {"interfaces", "workspace", "environments", "store"},
     {"families", "sandbox", "rewards", "transport", "plugins", "report", "trackers"},
     {"validation", "evaluation", "fleet"},
-    {"session"},
+    {"session", "configuration"},
     {"agent", "outer", "inner", "providers"},
     {"loop"},
     {"experiment", "byhand"},

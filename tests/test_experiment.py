@@ -539,3 +539,30 @@ async def test_a_provider_by_class_and_by_name(tmp_path: Path, sandbox: Sandbox)
         assert len(run.jobs) == 6
     with pytest.raises(ConfigurationError, match=r"ata\.job_runner"):
         EmbeddedJobRunner(provider=OneSlot)  # type: ignore[arg-type]
+
+
+def test_a_plugins_family_stands_in_nobodys_way(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ai_trains_ai.byhand import find_task
+    from ai_trains_ai.families.multi_hop import MultiHop
+    from ai_trains_ai.plugins import Registry
+
+    class Raises(MultiHop):
+        name = "raises"
+
+        def tasks(self) -> Any:
+            raise RuntimeError("the data set is not downloaded")
+
+    class Takes(MultiHop):
+        name = "chained-arithmetic"
+
+        def tasks(self) -> Any:
+            return ()
+
+    class Plugin:
+        @ata.hookimpl
+        def register_task_families(self, register: Any) -> None:
+            register("raises", Raises, summary="")
+            register("other", Takes, summary="")
+
+    family, task = find_task(Registry([Plugin()]), "chained-arithmetic-2-3")
+    assert (type(family).__name__, task.id) == ("ChainedArithmetic", "chained-arithmetic-2-3")

@@ -187,7 +187,9 @@ class Episodes:
         handle = await runner.attach(handle) or await runner.submit(job)
         run.store.save_handle(handle)
         run.emit(JobStarted(job.id, episode.id, job.base_model, time=run.clock()))
-        result = await runner.wait(handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics)))
+        result = await runner.wait(
+            handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics, time=run.clock()))
+        )
         result = self._parts.hooks.classify_failure(job, result)
         run.store.save_result(result)
         run.emit(JobFinished(result, time=run.clock()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from typing import Any
 
@@ -28,11 +29,18 @@ class EventHandler:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         known = [name for name in vars(EventHandler) if name.startswith("on_")]
-        for name in vars(cls):
-            if name.startswith("on_") and name not in known:
+        for name in dir(cls):  # those of a mixin too
+            method = inspect.getattr_static(cls, name)
+            if not name.startswith("on_") or not callable(getattr(method, "__func__", method)):
+                continue
+            if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"Did you mean {close[0]}?" if close else f"Methods: {', '.join(known)}."
                 raise ConfigurationError(f"{cls.__name__}.{name}: there is no such event. {hint}")
+            if inspect.iscoroutinefunction(method):
+                raise ConfigurationError(f"{cls.__name__}.{name} is asynchronous, and nobody awaits it: use def.")
+            if inspect.isfunction(method) and not _takes_an_event(method):
+                raise ConfigurationError(f"{cls.__name__}.{name} must take the event: def {name}(self, event).")
 
     @hookimpl
     def on_event(self, event: events.Event) -> None:
@@ -87,3 +95,11 @@ class EventHandler:
 
     def on_run_finished(self, event: events.RunFinished) -> None:
         """The run is done."""
+
+
+def _takes_an_event(method: Any) -> bool:
+    try:
+        inspect.signature(method).bind(None, None)
+    except TypeError:
+        return False
+    return True

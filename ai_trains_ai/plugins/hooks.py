@@ -6,6 +6,7 @@ Plugins get copies: records are frozen, but hold mappings, and what one plugin w
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from attrs import evolve, field, frozen
 from ai_trains_ai.errors import BudgetExceeded
 from ai_trains_ai.events import Event
 from ai_trains_ai.interfaces import IntegrityCheck
+from ai_trains_ai.plugins.checks import told
 from ai_trains_ai.plugins.manager import PluginManager
 from ai_trains_ai.records import (
     Charge,
@@ -51,7 +53,7 @@ class Hooks:
 
     Args:
         manager: whose plugins are called.
-        watching: further observers by name; the library's own, which get events uncopied.
+        watching: further observers, by name.
     """
 
     def __init__(self, manager: PluginManager | None = None, watching: Iterable[tuple[str, Observer]] = ()) -> None:
@@ -60,6 +62,7 @@ class Hooks:
         self._watching = list(watching)
         self._counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
+        self._logged: set[tuple[str, str]] = set()
 
     @property
     def plugins(self) -> list[str]:
@@ -77,9 +80,9 @@ class Hooks:
     def on_event(self, event: Event) -> None:
         """Hand an event to everybody who watches. Only `BudgetExceeded` comes out."""
         for name, watch in self._watching:
-            self._try(name, "on_event", watch, event)
+            self._try(name, "on_event", watch, _copied(event))
         for name, function in self._implementations("on_event"):
-            self._try(name, "on_event", function, event=copy.deepcopy(event))
+            self._try(name, "on_event", function, event=_copied(event))
 
     def before_spend(self, charge: Charge, ledger: Ledger) -> None:
         """Ask whether a spend may go on. Raises `BudgetExceeded` when a plugin forbids it."""
@@ -140,10 +143,10 @@ class Hooks:
         for name, function in reviews:
 
             def review(function: Callable[..., Any] = function) -> list[Finding]:
-                found = list(function(**copy.deepcopy(arguments)) or ())
-                odd = [finding for finding in found if not isinstance(finding, Finding)]
-                if odd:
-                    raise TypeError(f"it gave {odd[0]!r}, which is no Finding")
+                found = list(function(**_copied(arguments)) or ())
+                for finding in found:
+                    if not _is_finding(finding):
+                        raise TypeError(f"it gave {finding!r}, which is no Finding with texts and a known severity")
                 return found
 
             found = self._try(name, hook, review)
@@ -156,14 +159,15 @@ class Hooks:
 
     def _implementations(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
         if hook not in self._calls:
-            self._calls[hook] = [] if self._manager is None else self._manager.implementations(hook)
+            found = [] if self._manager is None else self._manager.implementations(hook)
+            self._calls[hook] = found[::-1]  # as pluggy calls them: the last that was added first
         return self._calls[hook]
 
     def _first_opinion(self, hook: str, check: Callable[[Any], Any], **arguments: Any) -> tuple[str, Any] | None:
-        for name, function in reversed(self._implementations(hook)):
+        for name, function in self._implementations(hook):
 
             def decide(function: Callable[..., Any] = function) -> Any:
-                opinion = function(**copy.deepcopy(arguments))
+                opinion = function(**_copied(arguments))
                 return None if opinion is None else check(opinion)
 
             opinion = self._try(name, hook, decide)
@@ -172,15 +176,35 @@ class Hooks:
         return None
 
     def _try(self, name: str, hook: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The call's result; ``None`` when it raised, which is counted, and logged once a plugin."""
+        """The call's result; ``None`` when it raised, which is counted, and logged once a plugin and hook."""
         try:
-            return call(*arguments, **named)
-        except BudgetExceeded:
+            result = call(*arguments, **named)
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise TypeError("it returned an awaitable, and nobody awaits a hook")
+            return result
+        except (BudgetExceeded, KeyboardInterrupt):
             raise
-        except Exception as error:
-            self._last = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # a plugin's exit or cancellation is its failure, not the run's
+            self._last = told(error)
             self._counts[name] += 1
-            if name not in self._first:
-                self._first[name] = f"{hook}: {self._last}"
+            self._first.setdefault(name, f"{hook}: {self._last}")
+            if (name, hook) not in self._logged:
+                self._logged.add((name, hook))
                 logger.warning("Plugin %s failed in %s: %s", name, hook, self._last, exc_info=True)
         return None
+
+
+def _copied(value: Any) -> Any:
+    """A copy, where there can be one: what holds a lock or a read-only view is handed out as it is."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def _is_finding(finding: Any) -> bool:
+    if not isinstance(finding, Finding) or finding.severity not in ("error", "warning"):
+        return False
+    return all(isinstance(getattr(finding, name), str) for name in ("code", "stage", "message", "hint", "place"))

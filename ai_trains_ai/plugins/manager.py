@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from importlib import metadata
 from types import ModuleType
@@ -21,7 +22,7 @@ from attrs import asdict, evolve, field, frozen
 import ai_trains_ai
 from ai_trains_ai.errors import PluginError, UnknownName
 from ai_trains_ai.plugins import builtin
-from ai_trains_ai.plugins.checks import Fault, fault_of
+from ai_trains_ai.plugins.checks import Fault, fault_of, implementations, told
 from ai_trains_ai.plugins.hookspecs import GROUP, SPECS
 
 logger = logging.getLogger(__name__)
@@ -146,68 +147,87 @@ class PluginManager:
     def _load_installed(self, environment: Mapping[str, str]) -> None:
         allowed = None if ALLOW not in environment else _names(environment[ALLOW])
         disabled = _names(environment.get(DISABLE, ""))
-        for point in installed():
-            distribution = point.dist.name if point.dist else ""
-            version = point.dist.version if point.dist else ""
-            name = point.name if point.name not in self.records else f"{distribution}.{point.name}"
-            record = PluginRecord(name, "installed", distribution, version, point.value)
-            names = {_normal(point.name), _normal(name), _normal(distribution)}
+        for record, point in installed():
+            names = {_normal(record.name), _normal(record.distribution)}
+            record = evolve(record, name=self._free_name(record))
             if names & disabled:
                 self._leave_out(record, "disabled", Fault(f"listed in {DISABLE}", "Take it out of there to use it"))
             elif allowed is not None and not names & allowed:
                 self._leave_out(record, "disabled", Fault(f"not listed in {ALLOW}", "Add it there to use it"))
+            elif record.faults:
+                self._leave_out(record, "failed", record.faults[0])
             else:
                 self._load(record, point)
-        unknown = [name for name in sorted((allowed or set()) | disabled) if not self._known(name)]
-        for name in unknown:
-            logger.warning(
-                "%s or %s names %r, which is no installed plugin. Installed: %s.", ALLOW, DISABLE, name, self._listed()
-            )
+        for variable, names in ((ALLOW, allowed or set()), (DISABLE, disabled)):
+            for name in sorted(names):
+                if not any(r.called(name) for r in self.records.values() if r.source == "installed"):
+                    logger.warning(
+                        "%s names %r, which is no installed plugin. Installed: %s. Separate names by commas.",
+                        variable, name, self._listed(),
+                    )  # fmt: skip
+
+    def _free_name(self, record: PluginRecord) -> str:
+        """The plugin's name, told apart from one of the same name that is there already."""
+        name, number = record.name, 2
+        if name in self.records and record.distribution:
+            name = f"{record.distribution}.{record.name}"
+        stem = name
+        while name in self.records:
+            name, number = f"{stem}#{number}", number + 1
+        return name
 
     def _load(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+        remedy = f"Repair or update {record.distribution or record.name}, or set {DISABLE}={record.name}"
         try:
             plugin = point.load()
-        except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
-            reason = f"importing {point.value} raised {type(error).__name__}: {_line(error)}"
-            remedy = f"Repair or update {record.distribution or record.name}, or set {DISABLE}={record.name}"
-            missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-            self._leave_out(record, "failed", Fault(reason, f"Install {missing}" if missing else remedy))
-            return
-        fault = fault_of(plugin) or self._add(record, plugin)
-        if fault is not None:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a stranger's module does at import
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            fault = Fault(f"importing {point.value} raised {told(error)}", f"Install {missing}" if missing else remedy)
             self._leave_out(record, "failed", fault)
+            return
+        fault_found = self._add(record, plugin, remedy)
+        if fault_found is not None:
+            self._leave_out(record, "failed", fault_found)
 
     def _pass(self, plugin: object) -> None:
         if any(plugin is known for known in self._objects.values()):
             return  # installed and passed, or passed twice: it is there
         name = plugin.__name__ if isinstance(plugin, ModuleType | type) else type(plugin).__name__
-        while name in self.records:
-            stem, _, number = name.rpartition("#")
-            name = f"{stem}#{int(number) + 1}" if stem else f"{name}#2"
         record = PluginRecord(name, "passed", value=f"{type(plugin).__module__}:{type(plugin).__qualname__}")
-        fault = fault_of(plugin) or self._add(record, plugin)
+        record = evolve(record, name=self._free_name(record))
+        fault = self._add(record, plugin)
         if fault is not None:
-            raise PluginError(f"Plugin {name}: {fault}")
+            raise PluginError(f"Plugin {record.name}: {fault}")
 
-    def _add(self, record: PluginRecord, plugin: object) -> Fault | None:
+    def _add(self, record: PluginRecord, plugin: object, remedy: str = "") -> Fault | None:
+        """Check and register a plugin."""
+        same = next((name for name, known in self._objects.items() if known is plugin), None)
+        if same is not None:
+            return Fault(f"it is the same object as plugin {same!r}", "Leave one of the two entry points out")
         try:
-            self._pluggy.register(plugin, record.name)
-        except Exception as error:
-            # pluggy keeps a plugin that it refused half-way
-            self._pluggy.unregister(name=record.name) if self._pluggy.has_plugin(record.name) else None
-            return Fault(f"pluggy refuses it: {_line(error)}")
-        hooks = tuple(caller.name for caller in self._pluggy.get_hookcallers(plugin) or ())
-        self._objects[record.name] = plugin
-        self.records[record.name] = evolve(record, hooks=tuple(sorted(hooks)))
-        return None
+            fault = fault_of(plugin)
+            if fault is None:
+                hooks = _Hooks()
+                # pluggy compares plugins and looks at every attribute of theirs; it gets the bare hooks instead
+                for name, function in implementations(plugin).items():
+                    setattr(hooks, name, function)
+                self._pluggy.register(hooks, record.name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return Fault(f"looking at it raised {told(error)}", remedy)
+        if fault is None:
+            callers = self._pluggy.get_hookcallers(hooks) or ()
+            self._objects[record.name] = plugin
+            self.records[record.name] = evolve(record, hooks=tuple(sorted(caller.name for caller in callers)))
+        return fault
 
     def _leave_out(self, record: PluginRecord, status: Literal["disabled", "failed"], fault: Fault) -> None:
         self.records[record.name] = evolve(record, status=status, faults=(fault,))
         if status == "failed":
             logger.warning("Plugin %s is left out: %s", record.label, fault)
-
-    def _known(self, name: str) -> bool:
-        return any(record.called(name) for record in self.records.values() if record.source == "installed")
 
     def _listed(self) -> str:
         return ", ".join(r.name for r in self.records.values() if r.source == "installed") or "none"
@@ -215,14 +235,16 @@ class PluginManager:
     # ------------------------------------------------------------------------------------------ calling
 
     def implementations(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-        """Plugin name and function of each implementation, in the order of registration.
+        """Plugin name and function of each implementation, in the order in which plugins were added.
 
         The functions take all arguments of the hook by name and pass on those that the plugin asked for.
         """
-        found = []
-        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
-            found.append((implementation.plugin_name, _asking(implementation.function, implementation.argnames)))
-        return found
+        return [(found.plugin_name, _asking(found)) for found in getattr(self._pluggy.hook, hook).get_hookimpls()]
+
+    def note(self, name: str, registered: str) -> None:
+        """Add to what a plugin registers, as listings show it."""
+        record = self.records[name]
+        self.records[name] = evolve(record, registered=(*record.registered, registered))
 
     def blame(self, name: str, fault: Fault) -> None:
         """Note what is wrong with one thing that a loaded plugin does. Of a plugin passed by hand it is an error."""
@@ -234,30 +256,76 @@ class PluginManager:
             logger.warning("Plugin %s: %s", record.label, fault)
 
     def require(self, names: Iterable[str], *, strict: bool) -> None:
-        """Raise `PluginError` unless every plugin of ``names`` is loaded; when ``strict``, for any fault at all."""
+        """Raise `PluginError` unless every plugin of ``names`` is loaded without a fault; when ``strict``, for any."""
         for name in names:
             records = [record for record in self.records.values() if record.called(name)]
-            if any(record.status == "loaded" for record in records):
-                continue
             if not records:
                 error = UnknownName.of("plugin", name, [r.name for r in self.records.values()])
                 raise PluginError(f"Plugin {name!r} is required. {error}")
-            raise PluginError(f"Plugin {records[0].label} is required, but {records[0].status}: {records[0].faults[0]}")
+            for record in records:
+                if record.status != "loaded":
+                    raise PluginError(f"Plugin {record.label} is required, but {record.status}: {record.faults[0]}")
+                if record.faults:
+                    raise PluginError(f"Plugin {record.label} is required, but has a fault: {record.faults[0]}")
         faulty = [r for r in self.records.values() if r.faults and r.status != "disabled"]
         if strict and faulty:
             found = "\n".join(f"  {record.label}: {fault}" for record in faulty for fault in record.faults)
             raise PluginError(f"Plugins have faults, and strict=True allows none:\n{found}")
 
 
-def installed() -> list[metadata.EntryPoint]:
-    """The entry points of all installed plugins, by name; nothing is imported."""
-    points = metadata.entry_points(group=GROUP)
-    return sorted(points, key=lambda point: (point.name, point.dist.name if point.dist else ""))
+class _Hooks:
+    """What pluggy holds of a plugin: its hook functions, equal to nothing else."""
 
 
-def _asking(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def installed() -> list[tuple[PluginRecord, metadata.EntryPoint]]:
+    """The plugins that are installed, by name, each with its entry point; nothing is imported.
+
+    A distribution whose metadata can't be read is a plugin with a fault.
+    """
+    found: list[tuple[PluginRecord, metadata.EntryPoint]] = []
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        text = _quietly(partial(distribution.read_text, "entry_points.txt")) or ""
+        if f"[{GROUP}]" not in text:
+            continue
+        described = _quietly(partial(getattr, distribution, "metadata"))
+        name = str(described["Name"] or "") if described else ""
+        if not name:
+            path = getattr(distribution, "_path", None)
+            name = str(path.name).partition("-")[0] if path is not None else "unknown"
+        if _normal(name) in seen:
+            continue  # shadowed by one earlier on the path
+        seen.add(_normal(name))
+        version = str(described["Version"] or "") if described else ""
+        points = _quietly(partial(_points, distribution))
+        if points is None:
+            points = [metadata.EntryPoint(name, "", GROUP)]
+        for point in points:
+            fault = None if point.pattern.match(point.value) else _no_entry_point(point.value, name)
+            faults = () if fault is None else (fault,)
+            found.append((PluginRecord(point.name, "installed", name, version, point.value, faults=faults), point))
+    return sorted(found, key=lambda pair: (pair[0].name, pair[0].distribution))
+
+
+def _no_entry_point(value: str, distribution: str) -> Fault:
+    what = f"its entry point {value!r} is no 'module' or 'module:attribute'" if value else "its metadata can't be read"
+    return Fault(what, f"Install {distribution} again, or repair it")
+
+
+def _points(distribution: metadata.Distribution) -> list[metadata.EntryPoint]:
+    return list(distribution.entry_points.select(group=GROUP))
+
+
+def _quietly(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def _asking(found: Any) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
-        return function(**{name: arguments[name] for name in names})
+        return found.function(**{name: arguments[name] for name in found.argnames})
 
     return call
 
@@ -269,7 +337,3 @@ def _names(text: str) -> set[str]:
 def _normal(name: str) -> str:
     """Names of distributions are equal up to case and runs of ``-_.``."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or repr(error)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from ai_trains_ai.errors import ConfigurationError, MissingDependency, PluginError, UnknownName
+from ai_trains_ai.errors import AiTrainsAiError, ConfigurationError, MissingDependency, PluginError, UnknownName
 from ai_trains_ai.interfaces import (
     GPUProvider,
     InnerJobRunner,
@@ -21,7 +22,7 @@ from ai_trains_ai.interfaces import (
     TaskFamily,
     Tracker,
 )
-from ai_trains_ai.plugins.checks import Fault
+from ai_trains_ai.plugins.checks import Fault, told
 from ai_trains_ai.plugins.manager import BUILT_IN, DISABLE, PluginManager, PluginRecord, Plugins
 
 
@@ -45,8 +46,9 @@ KINDS: Mapping[str, Kind] = {
     "integrity_check": Kind("register_integrity_checks", "integrity check", IntegrityCheck),
 }
 
-# arguments of parts that are parts themselves -> their kind
-NESTED: Mapping[str, str] = {"provider": "gpu_provider"}
+# kind and argument of parts that are parts themselves -> their kind
+NESTED: Mapping[tuple[str, str], str] = {("job_runner", "provider"): "gpu_provider"}
+_IMPORT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @frozen
@@ -58,6 +60,8 @@ class Spec:
     arguments: Mapping[str, Any] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnknownName.of("kind of part", str(self.kind), KINDS)
         if not isinstance(self.name, str):
             raise ConfigurationError(
                 f"{self.kind}() takes a registered name or 'module:attr', not {self.name!r}. "
@@ -76,29 +80,33 @@ class Entry:
     distribution: str
     extra: str | None = None
 
-    def load(self) -> Callable[..., Any]:
-        """Import the factory. A missing optional package names the extra to install."""
-        if callable(self.factory):
-            return self.factory
-        return _import(self.factory)
-
     @property
     def owner(self) -> str:
         """What qualifies the name: the distribution, or the plugin that was passed by hand."""
         return self.distribution or self.plugin
 
-    def explained(self, error: ImportError) -> MissingDependency:
-        """The error that tells what to install."""
-        if isinstance(error, MissingDependency):
+    @property
+    def origin(self) -> str:
+        """Where it comes from, as messages have it; empty for a built-in."""
+        if self.plugin == BUILT_IN:
+            return ""
+        return f" of plugin {self.plugin}" + (f" ({self.distribution})" if self.distribution else "")
+
+    def load(self) -> Callable[..., Any]:
+        """Import the factory."""
+        return _import(self.factory) if isinstance(self.factory, str) else self.factory
+
+    def explained(self, error: Exception, word: str) -> Exception:
+        """The error that says whose part can't be made, and what to do; a built-in's own bug comes out as itself."""
+        if isinstance(error, MissingDependency) or (self.plugin == BUILT_IN and not isinstance(error, ImportError)):
             return error
-        missing = error.name or str(error)
-        if self.extra is not None and self.plugin == BUILT_IN:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and self.plugin == BUILT_IN and self.extra:
             return MissingDependency.of(missing, self.extra)
-        wanted = f"'{self.distribution}[{self.extra}]'" if self.extra and self.distribution else missing
-        return MissingDependency(
-            f"{self.name!r} of plugin {self.plugin!r} can't be made: {error}. Install what it needs: "
-            f"pip install {wanted}"
-        )
+        said = f"The {word} {self.name!r}{self.origin} can't be made: {told(error)}."
+        if missing and self.extra and self.distribution:
+            return MissingDependency(f"{said} Install what it needs: pip install '{self.distribution}[{self.extra}]'")
+        return PluginError(f"{said} It is made by {self.factory!r}; its authors can mend it.")
 
 
 class Registry:
@@ -113,14 +121,18 @@ class Registry:
         required: plugins (by their name or distribution) that must be loaded.
     """
 
-    def __init__(self, plugins: Iterable[object] = (), *, strict: bool = False, required: Iterable[str] = ()) -> None:
-        if isinstance(required, str):
-            raise ConfigurationError(f"required takes a list of plugin names: required=[{required!r}].")
+    def __init__(
+        self, plugins: Iterable[object] = (), *, strict: bool = False, required: Iterable[str] | None = ()
+    ) -> None:
+        given = () if required is None else required
+        if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(n, str) for n in given):
+            raise ConfigurationError(f"required takes a list of plugin names, not {required!r}.")
+        required, plugins = list(given), list(plugins)
         self.manager = PluginManager(plugins)
         self._entries: dict[str, dict[str, Entry]] = {}
         self._clashes: dict[tuple[str, str], list[Entry]] = {}
-        if strict:
-            self._ask_all()
+        if strict or required or plugins:
+            self._ask_all()  # what is wrong with them shows now, not when a part is wanted
         self.manager.require(required, strict=strict)
 
     # ------------------------------------------------------------------------------------------ listing
@@ -134,7 +146,24 @@ class Registry:
             for name, entry in entries.items():
                 names.setdefault(entry.plugin, []).append(f"{KINDS[kind].word} {name}")
         records = self.manager.records.values()
-        return Plugins(evolve(record, registered=tuple(names.get(record.name, ()))) for record in records)
+        return Plugins(
+            evolve(record, registered=(*names.get(record.name, ()), *record.registered)) for record in records
+        )
+
+    def parts(self, plugin: str) -> list[dict[str, Any]]:
+        """What a plugin registers, as plain values: kind, name, summary, factory, extra."""
+        return [
+            {
+                "kind": kind,
+                "name": label,
+                "summary": entry.summary,
+                "factory": entry.factory if isinstance(entry.factory, str) else repr(entry.factory),
+                "extra": entry.extra,
+            }
+            for kind in KINDS
+            for label, entry in self.entries(kind).items()
+            if entry.plugin == plugin
+        ]
 
     def entries(self, kind: str) -> Mapping[str, Entry]:
         """All names of a kind, asked of the plugins on first use. Names that clash are qualified."""
@@ -159,7 +188,7 @@ class Registry:
                 extra: str | None = None,
                 record: PluginRecord = record,
             ) -> None:
-                fault = _entry_fault(KINDS[kind], name, factory)
+                fault = _entry_fault(KINDS[kind], name, factory, summary, extra)
                 if fault is None and any(e.name == name and e.plugin == record.name for e in found):
                     fault = Fault(f"it registers the {KINDS[kind].word} {name!r} twice", "Leave one out")
                 if fault is not None:
@@ -167,12 +196,13 @@ class Registry:
                     return
                 found.append(Entry(name, factory, summary, record.name, record.distribution, extra))
 
+            register.__qualname__ = "register"  # as a wrong call of it reads
             try:
                 function(register=register)
-            except PluginError:
+            except (PluginError, KeyboardInterrupt):
                 raise
-            except Exception as error:
-                reason = f"its {KINDS[kind].hook} raised {type(error).__name__}: {error}"
+            except BaseException as error:
+                reason = f"its {KINDS[kind].hook} raised {told(error)}"
                 self.manager.blame(plugin, Fault(reason, f"Repair or update {record.distribution or plugin}"))
         return self._named(kind, found)
 
@@ -184,8 +214,9 @@ class Registry:
             if not others or entry.plugin == BUILT_IN:
                 named[entry.name] = entry
                 continue
-            qualifier = entry.plugin if entry.owner in [other.owner for other in others] else entry.owner
-            qualified = f"{qualifier}:{entry.name}"
+            qualified = f"{entry.owner}:{entry.name}"
+            if qualified in named or entry.owner in [other.owner for other in others]:
+                qualified = f"{entry.plugin}:{entry.name}"
             named[qualified] = entry
             if all(other.plugin != BUILT_IN for other in others):
                 self._clashes.setdefault((kind, entry.name), []).append(entry)
@@ -193,13 +224,13 @@ class Registry:
                 f"the {KINDS[kind].word} {entry.name!r} is registered by both {others[0].plugin!r} and {entry.plugin!r}"
             )
             passed = self.manager.records[entry.plugin].source == "passed"
-            remedy = "Choose another name" if passed else f"Write {qualified!r}, or set {DISABLE}={entry.owner}"
+            remedy = "Choose another name" if passed else f"Write {qualified!r}, or set {DISABLE}={entry.plugin}"
             self.manager.blame(entry.plugin, Fault(reason, remedy))
         return named
 
     def why(self, name: str) -> str:
         """What is known of a plugin, a distribution or a registered name, as text. Raises `UnknownName`."""
-        plugins = [record for record in self.plugins if record.called(name)]
+        plugins = [record for record in self.plugins if record.called(name) or f"command {name}" in record.registered]
         parts = [
             (KINDS[kind].word, label, entry)
             for kind in KINDS
@@ -236,51 +267,59 @@ class Registry:
                 raise ConfigurationError(
                     f"{_article(part.word)} is wanted here, but {what.name!r} is {_article(KINDS[what.kind].word)}."
                 )
-            arguments = {k: self._argument(k, v) for k, v in what.arguments.items()}
-            made = self._make_named(kind, what.name, arguments)
-        elif isinstance(what, str):
-            made = self._make_named(kind, what, {})
-        elif inspect.isclass(what):
-            made = _make(part, what.__name__, what, {})
-        else:
-            made = what
-        if inspect.iscoroutine(made):
-            made.close()
-            raise ConfigurationError(f"The factory of {what!r} is asynchronous. Make it a plain function.")
-        if not isinstance(made, part.interface):
+            arguments = {k: self._argument(kind, k, v) for k, v in what.arguments.items()}
+            return self._make_named(kind, what.name, arguments)
+        if isinstance(what, str):
+            return self._make_named(kind, what, {})
+        if inspect.isclass(what):
+            return _make(part, f"{part.word} {what.__name__}", what, {})
+        if not isinstance(what, part.interface):
             raise ConfigurationError(
-                f"{what!r} is no {part.word}: it is {_article(type(made).__name__)}, not {_interface(part)}. "
+                f"{what!r} is no {part.word}: it is {_article(type(what).__name__)}, not {_interface(part)}. "
                 f"Pass an instance, a class, 'module:attr', or one of: {', '.join(self.entries(kind)) or 'none'}."
             )
-        return made
+        return what
 
-    def _argument(self, name: str, value: Any) -> Any:
+    def _argument(self, kind: str, name: str, value: Any) -> Any:
         """A part of a part: a spec, or whatever is given where a part is expected."""
-        kind = value.kind if isinstance(value, Spec) else NESTED.get(name)
-        return value if kind is None or value is None else self.resolve(kind, value)
+        wanted = value.kind if isinstance(value, Spec) else NESTED.get((kind, name))
+        return value if wanted is None or value is None else self.resolve(wanted, value)
 
     def _make_named(self, kind: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        entry = self._entry(kind, name)
+        part, entry = KINDS[kind], self._entry(kind, name)
         if entry is None:
-            return _make(KINDS[kind], name, self._imported(kind, name), arguments)
+            return _make(part, f"{part.word} {name!r}", self._imported(kind, name), arguments)
         try:
-            return _make(KINDS[kind], name, entry.load(), arguments)
-        except ImportError as error:
-            raise entry.explained(error) from error
+            factory = entry.load()
+        except Exception as error:
+            raise entry.explained(error, part.word) from error
+        what = f"{part.word} {name!r}{entry.origin}"
+        _check_arguments(what, factory, arguments)
+        try:
+            return _make(part, what, factory, arguments)
+        except AiTrainsAiError:
+            raise
+        except Exception as error:
+            raise entry.explained(error, part.word) from error
 
     def _imported(self, kind: str, reference: str) -> Any:
         """What a user's "module:attr" names; a module that isn't there may be a misspelt distribution."""
+        known = ", ".join(self.entries(kind)) or "none"
+        remedy = f"Registered as {KINDS[kind].word}: {known}."
+        if not _IMPORT.fullmatch(reference):
+            raise ConfigurationError(f"{reference!r} is no registered name, and no 'module:attribute'. {remedy}")
         try:
             return _import(reference)
-        except ModuleNotFoundError as error:
+        except ConfigurationError:
+            raise
+        except Exception as error:
             module = reference.partition(":")[0]
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise
-            known = ", ".join(self.entries(kind)) or "none"
-            raise ConfigurationError(
-                f"{reference!r}: there is no module {error.name!r}, and no plugin of that name. "
-                f"Registered as {KINDS[kind].word}: {known}."
-            ) from error
+            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if absent and f"{module}.".startswith(f"{error.name}."):  # type: ignore[attr-defined]
+                raise ConfigurationError(
+                    f"{reference!r}: there is no module {module!r}, and no plugin of that name. {remedy}"
+                ) from error
+            raise ConfigurationError(f"{reference!r} can't be imported: {told(error)}.") from error
 
     def _entry(self, kind: str, name: str) -> Entry | None:
         """The entry that a name means; ``None`` for a "module:attr"."""
@@ -297,12 +336,19 @@ class Registry:
         owner, colon, bare = name.partition(":")
         if not colon:
             raise UnknownName.of(word, name, entries, self._absent())
-        for entry in entries.values():
-            record = self.manager.records[entry.plugin]
-            if entry.name == bare and (record.called(owner) or owner == entry.owner):
-                return entry
+        theirs = {
+            label: entry
+            for label, entry in entries.items()
+            if self.manager.records[entry.plugin].called(owner) or owner == entry.owner
+        }
+        meant = [label for label, entry in theirs.items() if entry.name == bare]
+        if len(meant) > 1:
+            raise PluginError(f"The {word} {name!r} may be {' or '.join(map(repr, meant))}. Write one of them.")
+        if meant:
+            return theirs[meant[0]]
         if any(record.called(owner) for record in self.manager.records.values()) and not _is_module(owner):
-            raise UnknownName.of(word, name, entries, self._absent())
+            known = [entry.name for entry in theirs.values()]
+            raise UnknownName.of(f"{word} of {owner}", bare, known, self._absent())
         return None
 
     def _absent(self) -> str:
@@ -313,21 +359,22 @@ class Registry:
         return f"Not loaded: {', '.join(absent)} (`ai-trains-ai plugins --why {absent[0]}` says why)."
 
 
-def _entry_fault(part: Kind, name: Any, factory: Any) -> Fault | None:
+def _entry_fault(part: Kind, name: Any, factory: Any, summary: Any, extra: Any) -> Fault | None:
     """What is wrong with a registration, as far as it shows without importing anything."""
     where = f"it registers the {part.word} {name!r}"
-    if not isinstance(name, str) or not name or ":" in name or any(c.isspace() for c in name):
+    if not isinstance(name, str) or not name.isprintable() or not name or {":", " "} & set(name):
         return Fault(f"{where}, which is no name", "A name is a text without colons and blanks")
+    if not isinstance(summary, str) or not isinstance(extra, str | None):
+        return Fault(f"{where} with summary={summary!r}, extra={extra!r}", "Both are texts; extra may be left out")
     if isinstance(factory, str):
-        module, colon, attribute = factory.partition(":")
-        if colon and module and attribute:
+        if _IMPORT.fullmatch(factory):
             return None
         return Fault(f"{where} with the import string {factory!r}", "Write 'package.module:attribute'")
     if isinstance(factory, part.interface):
         return Fault(f"{where} with an instance", "Give the class, or a function that makes one")
     if not callable(factory):
         return Fault(f"{where} with {factory!r}, which can't be called", "Give a class, a function or 'module:attr'")
-    if inspect.iscoroutinefunction(factory):
+    if inspect.iscoroutinefunction(factory) or inspect.iscoroutinefunction(getattr(factory, "__call__", None)):  # noqa: B004
         return Fault(f"{where} with an asynchronous factory", "Make it a plain function; parts have an async start()")
     if inspect.isclass(factory) and not issubclass(factory, part.interface):
         return Fault(f"{where} with {factory.__name__}, which is no {part.interface.__name__}", "Subclass it")
@@ -336,26 +383,38 @@ def _entry_fault(part: Kind, name: Any, factory: Any) -> Fault | None:
     return None
 
 
-def _make(part: Kind, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    if inspect.isclass(factory) and not issubclass(factory, part.interface):
-        raise ConfigurationError(f"{name!r} is no {part.word}: the class {factory.__name__} is not {_interface(part)}.")
-    if lacking := _lacking(factory):
-        raise ConfigurationError(f"{part.word} {name!r}: the class lacks {lacking}. See {_interface(part)}.")
+def _check_arguments(what: str, factory: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` when a factory doesn't take these arguments."""
     if not callable(factory):
-        if not arguments:
-            return factory  # "module:attr" may name an instance
-        raise ConfigurationError(f"{part.word} {name!r} is made already: it takes no {', '.join(arguments)}.")
-    if isinstance(factory, part.interface):  # an instance that can be called, as rewards can
-        return factory
+        if arguments:
+            raise ConfigurationError(f"{what} is made already: it takes no {', '.join(arguments)}.")
+        return
     try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{part.word} {name!r}: {error}. Its signature is {inspect.signature(factory)}."
-        ) from None
+        signature = inspect.signature(factory)
     except ValueError:
-        pass  # made in C: it has no signature
-    return factory(**arguments)
+        return  # made in C: it has no signature
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}. Its signature is {signature}.") from None
+
+
+def _make(part: Kind, what: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
+    """An instance from a class, a function that makes one, or the instance itself."""
+    if isinstance(factory, part.interface) and not arguments:
+        return factory
+    if inspect.isclass(factory) and not issubclass(factory, part.interface):
+        raise ConfigurationError(f"{what}: the class {factory.__name__} is not {_interface(part)}.")
+    if lacking := _lacking(factory):
+        raise ConfigurationError(f"{what}: the class lacks {lacking}. See {_interface(part)}.")
+    _check_arguments(what, factory, arguments)
+    made = factory(**arguments) if callable(factory) else factory
+    if inspect.iscoroutine(made):
+        made.close()
+        raise ConfigurationError(f"{what} has an asynchronous factory. Make it a plain function.")
+    if not isinstance(made, part.interface):
+        raise ConfigurationError(f"{what} gave {made!r}: {_article(type(made).__name__)}, not {_interface(part)}.")
+    return made
 
 
 def _lacking(factory: Any) -> str:
@@ -374,7 +433,7 @@ def _article(word: str) -> str:
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except Exception:  # a parent package that fails at import
         return False
 
 

@@ -103,7 +103,7 @@ class Run:
 
     @property
     def plugin_failures(self) -> dict[str, dict[str, Any]]:
-        """What plugins raised in the last session, by plugin: ``count``, and the ``first`` of it."""
+        """What plugins raised, by plugin: ``count``, and the ``first`` of it."""
         failures: dict[str, dict[str, Any]] = self._read("meta", "plugin_failures", {})
         return failures
 

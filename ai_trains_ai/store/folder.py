@@ -114,10 +114,13 @@ class RunFolder:
     def read_plugins(self) -> list[dict[str, str]]:
         """The plugins that the run last went on with."""
         try:
-            plugins: list[dict[str, str]] = json.loads(self.plugins.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{self.plugins} can't be read: {error}. It names the run's plugins.") from error
-        return plugins
+            plugins = json.loads(self.plugins.read_text(encoding="utf-8"))
+            names = ("name", "source", "distribution", "version", "value")
+            return [{name: str(plugin[name]) for name in names} for plugin in plugins]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunFolderError(
+                f"{self.plugins}, which names the run's plugins, can't be read: {error!r}. Restore it."
+            ) from error
 
     def secret(self) -> bytes:
         """The secret seed of the hidden sets."""

@@ -77,9 +77,22 @@ def test_a_verb_of_a_plugin_and_those_that_can_not_be(install: Install, tmp_path
     assert cli(tmp_path, "greet").stdout == "hello\n"
     shown = cli(tmp_path, "--help")
     assert "greet" in shown.stdout
-    assert "its command 'demo' is taken" in shown.stderr
+    assert "the command 'demo' is registered by both 'builtin' and 'ata-grab'" in shown.stderr
     assert "its register_commands raised RuntimeError: no" in shown.stderr
     assert "Run both loops" in cli(tmp_path, "demo", "--help").stdout
+    assert "registers: command greet" in cli(tmp_path, "plugins", "--why", "greet").stdout
+    strict = cli(tmp_path, "plugins", "--strict")
+    assert strict.returncode == 1
+    assert "ata-grab" in strict.stderr
+    assert "ata-trip" in strict.stderr
+
+
+def test_what_a_plugin_prints_is_not_in_the_json(install: Install, tmp_path: Path) -> None:
+    install("ata-loud", "print('loaded')\n" + rewarding("loud"))
+    done = cli(tmp_path, "plugins", "--json")
+    assert "loaded" in done.stderr
+    (part,) = json.loads(done.stdout)[1]["parts"]
+    assert (part["kind"], part["name"], part["summary"]) == ("reward", "loud", "always 0.5")
 
 
 def test_ordinary_verbs_load_no_plugin(install: Install, tmp_path: Path) -> None:

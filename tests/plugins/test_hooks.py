@@ -101,9 +101,9 @@ def test_all_findings_count_and_a_review_that_raises_is_a_warning() -> None:
         deciding("review_submission", (two,)),
     )
     found = asked.review_submission(SUBMISSION)
-    assert [f.code for f in found] == ["a/b", "review-failed", "review-failed", "c/d"]
-    assert [f.severity for f in found] == ["error", "warning", "warning", "warning"]
-    assert "ZeroDivisionError: mine" in found[1].message
+    assert [f.code for f in found] == ["c/d", "review-failed", "review-failed", "a/b"]
+    assert [f.severity for f in found] == ["warning", "warning", "warning", "error"]
+    assert "ZeroDivisionError: mine" in found[2].message
     assert sum(failure.count for failure in asked.failures.values()) == 2
 
 
@@ -141,7 +141,7 @@ def test_observers_are_isolated_counted_and_get_copies_of_their_own(caplog: pyte
             event.step = 3
 
     event = events.StepFinished(0, TrainStep(1, {}), {"outer/reward/mean": 0.5})
-    asked = hooks(Writer(), Frozen(), Reader())
+    asked = hooks(Reader(), Frozen(), Writer())
     asked.on_event(event)
     asked.on_event(event)
     assert seen == [1.0, 0.5, 1.0, 0.5]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ai_trains_ai as ata
-from ai_trains_ai.errors import ConfigurationError, MissingDependency, UnknownName
+from ai_trains_ai.errors import ConfigurationError, PluginError, UnknownName
 from ai_trains_ai.plugins import Registry, Spec
 from ai_trains_ai.records import EpisodeOutcome, Reward
 from ai_trains_ai.rewards.hybrid import HybridReward
@@ -61,7 +61,7 @@ def test_a_missing_extra_names_what_to_install(tmp_path: Path, monkeypatch: pyte
         def register_rewards(self, register) -> None:  # type: ignore[no-untyped-def]
             register("judge", "needs_a_package:Judge", summary="", extra="judging")
 
-    with pytest.raises(MissingDependency, match=r"No module named 'no_such_package'.*pip install no_such_package"):
+    with pytest.raises(PluginError, match=r"'judge' of plugin Plugin can't be made.*No module named 'no_such_package'"):
         Registry([Plugin()]).resolve("reward", "judge")
 
 

@@ -346,7 +346,11 @@ class GPUProvider(ABC):
     a deadline of its own.
 
     Errors of every call: `Forbidden` (the key), `OutOfFunds` (the account), `Transient` (worth a retry).
+
+    ``max_pods`` is how many pods a fleet may keep at a time.
     """
+
+    max_pods: int = 1
 
     @abstractmethod
     async def offers(self, request: PodRequest) -> Sequence[Offer]:

@@ -548,21 +548,42 @@ class Money:
 
 
 @frozen
+class Rental:
+    """One pod in the run's books, from the intent to rent it to its end. Times are seconds since the epoch.
+
+    ``state`` "intent" means that the provider may or may not have it: the answer to the create was not stored yet.
+    ``seen`` is when it was last known to be there.
+    """
+
+    marker: str
+    provider: str
+    offer: Offer
+    state: Literal["intent", "alive", "ended"]
+    created: float
+    seen: float
+    pod_id: str = ""
+
+
+@frozen
 class Charge:
-    """One entry of the ledger. ``kind`` says what was used (busy, idle, boot, tokens, storage)."""
+    """One entry of the ledger. ``kind`` says what was used (busy, idle, boot, failed, tokens, storage), ``subject`` by
+    what, ``pod`` (a marker) on which machine, if on any.
+    """
 
     kind: str
     subject: str
     quantity: float
     unit: str
     usd: float
+    pod: str = ""
 
 
 @frozen
 class Budget:
-    """Hard limits of a run. ``None`` means unlimited."""
+    """Hard limits of a run: ``usd`` in all, ``usd_per_hour`` of all pods together. ``None`` means unlimited."""
 
     usd: float | None = None
+    usd_per_hour: float | None = None
 
 
 @frozen

@@ -21,14 +21,21 @@ class Ledger:
         emit: Callable[[Event], None],
         before_spend: Callable[[Charge, Ledger], None] | None = None,
     ) -> None:
-        self._store, self._budget, self._clock, self._emit = store, budget, clock, emit
+        self._store, self._clock, self._emit = store, clock, emit
         self._before_spend = before_spend
         self._spent = sum(charge.usd for _, charge in store.charges())
+        self._accruing: list[Callable[[], float]] = []
+        self.budget = budget
+        self.store = store
 
     @property
     def spent(self) -> float:
-        """US dollars booked so far, earlier sessions of the run included."""
-        return self._spent
+        """US dollars so far, earlier sessions of the run included, and what running machines owe and isn't booked."""
+        return self._spent + sum(owed() for owed in self._accruing)
+
+    def accrue(self, owed: Callable[[], float]) -> None:
+        """Count what ``owed`` gives as spent, too: dollars that are due and will be booked later."""
+        self._accruing.append(owed)
 
     def require(self, charge: Charge) -> None:
         """Ask before a spend of at least ``charge``.
@@ -36,11 +43,11 @@ class Ledger:
         Raises:
             BudgetExceeded: it would pass the budget, or a plugin's ``before_spend`` forbids it.
         """
-        cap = self._budget.usd
-        if cap is not None and self._spent + charge.usd > cap:
+        cap = self.budget.usd
+        if cap is not None and self.spent + charge.usd > cap:
             raise BudgetExceeded(
-                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {cap - self._spent:.2f} of "
-                f"{cap:.2f} USD are left. Raise the budget to go on."
+                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {max(0.0, cap - self.spent):.2f} "
+                f"of {cap:.2f} USD are left. Raise the budget to go on."
             )
         if self._before_spend is not None:
             self._before_spend(charge, self)

@@ -94,6 +94,7 @@ class SSHProvider(GPUProvider):
         self.hosts = {host.id: host for host in map(SSHHost.of, hosts)}
         if len(self.hosts) < len(hosts):
             raise ConfigurationError("SSHProvider was given the same host twice.")
+        self.max_pods = len(self.hosts)
         self._shells: dict[str, SSHTransport] = {}
 
     async def offers(self, request: PodRequest) -> Sequence[Offer]:

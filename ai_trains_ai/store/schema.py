@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -25,10 +25,18 @@ CREATE TABLE evaluations (
     n INTEGER NOT NULL, mean REAL NOT NULL, stderr REAL NOT NULL, record TEXT NOT NULL);
 CREATE TABLE charges (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, quantity REAL NOT NULL,
-    unit TEXT NOT NULL, usd REAL NOT NULL);
+    unit TEXT NOT NULL, usd REAL NOT NULL, pod TEXT NOT NULL DEFAULT '');
+CREATE TABLE rentals (
+    marker TEXT PRIMARY KEY, provider TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
 CREATE TABLE checkpoints (name TEXT PRIMARY KEY, version INTEGER NOT NULL, path TEXT NOT NULL);
 CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL);
 """
 
 # from version -> SQL that leads to the next one
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {
+    1: """
+ALTER TABLE charges ADD COLUMN pod TEXT NOT NULL DEFAULT '';
+CREATE TABLE rentals (
+    marker TEXT PRIMARY KEY, provider TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
+""",
+}

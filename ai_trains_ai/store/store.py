@@ -26,6 +26,7 @@ from ai_trains_ai.records import (
     Evaluation,
     JobHandle,
     JobResult,
+    Rental,
     Submission,
     TrainingJob,
     TrainStep,
@@ -243,13 +244,31 @@ class Store:
         return [Checkpoint(*row) for row in rows]
 
     def save_charges(self, charges: Sequence[tuple[float, Charge]]) -> None:
-        rows = [(t, c.kind, c.subject, c.quantity, c.unit, c.usd) for t, c in charges]
+        rows = [(t, c.kind, c.subject, c.quantity, c.unit, c.usd, c.pod) for t, c in charges]
         with self._transaction() as db:
-            db.executemany("INSERT INTO charges (time, kind, subject, quantity, unit, usd) VALUES (?,?,?,?,?,?)", rows)
+            db.executemany(
+                "INSERT INTO charges (time, kind, subject, quantity, unit, usd, pod) VALUES (?,?,?,?,?,?,?)", rows
+            )
 
     def charges(self) -> list[tuple[float, Charge]]:
-        rows = self._db.execute("SELECT time, kind, subject, quantity, unit, usd FROM charges ORDER BY id")
+        rows = self._db.execute("SELECT time, kind, subject, quantity, unit, usd, pod FROM charges ORDER BY id")
         return [(row[0], Charge(*row[1:])) for row in rows]
+
+    def charged_to_pod(self, marker: str) -> float:
+        """US dollars booked on a pod so far."""
+        row = self._db.execute("SELECT COALESCE(SUM(usd), 0) FROM charges WHERE pod=?", (marker,)).fetchone()
+        return float(row[0])
+
+    def save_rental(self, rental: Rental) -> None:
+        """Keep what is known of a pod: the intent before it is created, too."""
+        with self._transaction() as db:
+            row = (rental.marker, rental.provider, rental.state, to_json(rental))
+            db.execute("INSERT OR REPLACE INTO rentals VALUES (?,?,?,?)", row)
+
+    def rentals(self, provider: str | None = None) -> list[Rental]:
+        """Every pod that the run ever rented (of one provider), in order."""
+        query = "SELECT record FROM rentals WHERE ? IS NULL OR provider = ? ORDER BY rowid"
+        return [from_json(row[0], Rental) for row in self._db.execute(query, (provider, provider))]
 
     def save_event(self, event: Event) -> None:
         row = (event.time, type(event).__name__, json.dumps(to_data(event)))

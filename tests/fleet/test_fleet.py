@@ -71,15 +71,16 @@ async def test_held_time_is_charged_at_the_slots_price_also_when_the_job_fails(t
 
     with pytest.raises(RuntimeError):
         await fail()
-    assert ledger.spent == pytest.approx(5.0)
+    assert [(c.kind, c.usd) for _, c in ledger.store.charges()] == [("busy", pytest.approx(5.0))]
+    assert ledger.spent == pytest.approx(10.0)  # the other slot was paid for, too
 
 
 async def test_the_budget_refuses_what_it_can_not_pay(tmp_path: Path) -> None:
-    fleet, ledger, _ = made(tmp_path, Priced(slots=1), usd=70.0)
+    fleet, ledger, _ = made(tmp_path, Priced(slots=1), usd=670.0)
     async with fleet.lease("first"):
         pass
-    ledger.charge(Charge("busy", "x", 1.0, "seconds", 20.0))
-    with pytest.raises(BudgetExceeded, match=r"only 50\.00 of 70\.00 USD"):
+    ledger.charge(Charge("busy", "x", 1.0, "seconds", 620.0))
+    with pytest.raises(BudgetExceeded, match=r"only 50\.00 of 670\.00 USD"):
         async with fleet.lease("second"):
             pass
 

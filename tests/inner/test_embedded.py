@@ -16,6 +16,7 @@ from ai_trains_ai.errors import ConfigurationError, JobError, UntrustedDataError
 from ai_trains_ai.families.practice import practice
 from ai_trains_ai.inner.embedded import EmbeddedJobRunner, check_weights
 from ai_trains_ai.interfaces import Sandbox
+from ai_trains_ai.plugins import Hooks
 from ai_trains_ai.records import (
     BaseModel,
     Budget,
@@ -26,7 +27,7 @@ from ai_trains_ai.records import (
     TaskLimits,
     TrainingJob,
 )
-from ai_trains_ai.session import Observers, open_context
+from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
 
 ROWS = tuple(json.dumps(row) for row in practice("chained-arithmetic", 2, 3, 64))
@@ -46,7 +47,7 @@ async def runner(tmp_path: Path, sandbox: Sandbox) -> AsyncIterator[EmbeddedJobR
     folder.create({})
     store = Store.create(folder.database)
     made = EmbeddedJobRunner(slots=2)
-    await made.start(open_context(folder, store, sandbox, Budget(), 0, Observers(())))
+    await made.start(open_context(folder, store, sandbox, Budget(), 0, Hooks()))
     yield made
     await made.close(drain=False)
 

@@ -24,6 +24,8 @@ from ai_trains_ai.records import (
     JobHandle,
     JobResult,
     Message,
+    Offer,
+    Rental,
     Reward,
     Segment,
     Submission,
@@ -205,3 +207,23 @@ def test_a_full_disk_is_a_clear_error_and_keeps_what_was_there(store: Store) -> 
     with pytest.raises(StorageError, match=r"full.*What was stored before is intact"):
         store.set_meta(big="x" * 100_000)
     assert store.meta("before") == 1
+
+
+def test_a_database_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    Store.create(path).close()
+    with sqlite3.connect(path) as db:  # as version 1 had it
+        db.executescript(
+            "DROP TABLE rentals; DROP TABLE charges; CREATE TABLE charges (id INTEGER PRIMARY KEY, time REAL NOT NULL,"
+            " kind TEXT NOT NULL, subject TEXT NOT NULL, quantity REAL NOT NULL, unit TEXT NOT NULL,"
+            " usd REAL NOT NULL);"
+            "INSERT INTO charges (time, kind, subject, quantity, unit, usd) VALUES (1, 'busy', 'job', 2, 'seconds', 3);"
+            "PRAGMA user_version=1"
+        )
+    store = Store.open(path)
+    assert store.charges() == [(1.0, Charge("busy", "job", 2.0, "seconds", 3.0))]
+    rental = Rental("m", "P", Offer("o", "cpu", 0, 1.0), "intent", 1.0, 1.0)
+    store.save_rental(rental)
+    assert store.rentals("P") == [rental]
+    assert store.rentals("Q") == []
+    store.close()

@@ -1,0 +1,477 @@
+"""The pool against a provider with scripted faults, in virtual time: nothing leaked, and every second booked."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ai_trains_ai.errors import BudgetExceeded, Forbidden, NoCapacity, OutOfFunds, ProviderError, Transient
+from ai_trains_ai.fleet import Fleet, FleetTimes, Ledger
+from ai_trains_ai.interfaces import Transport
+from ai_trains_ai.records import Budget, Charge, Offer, PodRequest
+from ai_trains_ai.store import Store
+from ai_trains_ai.testing import FakeGPUProvider
+from ai_trains_ai.testing.fakes import LOST_REPLY, Unlisted
+
+T = TypeVar("T")
+CHEAP = Offer("a100", "A100", 1, 1.80)
+TIMES = FleetTimes()
+DEAR = Offer("h100", "H100", 1, 3.60, slots=2)
+
+
+class Time:
+    """Virtual time: it jumps to the next sleeper when nobody has anything else to do."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), future))
+        await future
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, with time passing as it sleeps."""
+        task = asyncio.ensure_future(work)
+        for _ in range(100_000):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if task.done():
+                return task.result()
+            if self._sleepers:
+                when, _, future = heapq.heappop(self._sleepers)
+                if not future.cancelled():
+                    self.now = max(self.now, when)
+                    future.set_result(None)
+        raise AssertionError("it never ends")
+
+
+async def fine(transport: Transport, offer: Offer) -> str:
+    return ""
+
+
+class World:
+    """A provider, a run's books, and the controllers that come and go."""
+
+    def __init__(self, folder: Path, offers: tuple[Offer, ...] = (CHEAP,), **options: Any) -> None:
+        self.time = Time()
+        self.provider = FakeGPUProvider(offers, clock=self.time, **options)
+        self.provider.max_pods = 2
+        self.store = Store.create(folder / "run.db")
+        self.budget = Budget()
+        self.canary: Any = fine
+        self.hired: list[Charge] = []
+
+    def controller(self, times: FleetTimes = TIMES) -> Fleet:
+        """A fleet as a (re)started process makes it."""
+        self.ledger = Ledger(self.store, self.budget, self.time, lambda event: None)
+        return Fleet(
+            self.provider, self.ledger, self.time, "ata-run", times=times, sleep=self.time.sleep, canary=self.canary
+        )
+
+    async def job(self, fleet: Fleet, name: str, seconds: float = 600.0) -> str:
+        async with fleet.lease(name) as lease:
+            await self.time.sleep(seconds)
+            return lease.pod.offer.id
+
+    def booked(self) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for _, charge in self.store.charges():
+            total[charge.kind] = total.get(charge.kind, 0.0) + charge.usd
+        return total
+
+    def assert_clean(self) -> None:
+        """No pod is alive, and both books agree to the cent."""
+        assert self.provider.alive == []
+        assert sum(self.booked().values()) == pytest.approx(self.provider.spent, abs=1e-9)
+        assert self.ledger.spent == pytest.approx(self.provider.spent, abs=1e-9)
+        assert all(rental.state == "ended" for rental in self.store.rentals())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_jobs_share_warm_pods_and_every_second_is_booked(tmp_path: Path) -> None:
+    world = World(tmp_path, (DEAR,), boot_seconds=90.0)
+    fleet = world.controller()
+
+    async def work() -> None:
+        await asyncio.gather(*(world.job(fleet, f"job-{n}") for n in range(10)))
+        assert len(fleet.pods) == 2  # four slots: three rounds, the last of them half empty
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 2
+    booked = world.booked()
+    assert booked["busy"] == pytest.approx(10 * 600 / 3600 * 1.80)
+    assert booked["boot"] > 0
+    assert booked["idle"] > 0
+    world.assert_clean()
+
+
+async def test_no_more_pods_than_waiting_jobs_need(world: World) -> None:
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "one")
+        await world.job(fleet, "two")
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1
+    world.assert_clean()
+
+
+async def test_the_cheapest_per_job_comes_first_and_another_when_it_is_out(tmp_path: Path) -> None:
+    world = World(tmp_path, (DEAR, CHEAP), stock={"a100": 0})
+    fleet = world.controller()
+
+    async def work() -> tuple[str, str]:
+        # per slot both cost the same; the id decides until stock does
+        first = await world.job(fleet, "first")
+        await fleet.close()
+        world.provider.stock["a100"] = 1
+        again = world.controller()
+        second = await world.job(again, "second")
+        await again.close()
+        return first, second
+
+    assert await world.time.run(work()) == ("h100", "a100")
+    world.assert_clean()
+
+
+async def test_an_offer_that_runs_out_between_the_look_and_the_create(world: World) -> None:
+    world.provider.faults += [("create", NoCapacity("gone")), ("create", NoCapacity("gone"))]
+    fleet = world.controller()
+    begin = world.time.now
+
+    async def work() -> None:
+        await world.job(fleet, "job", 0.0)
+        await fleet.close()
+
+    await world.time.run(work())
+    assert 60.0 + 120.0 <= world.time.now - begin < 400.0  # it cools down, longer each time
+    world.assert_clean()
+
+
+# ------------------------------------------------------------------------------------------ lost answers
+
+
+async def test_a_create_without_an_answer_is_found_and_used(world: World) -> None:
+    world.provider.faults.append(("create", LOST_REPLY))
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1  # never a blind retry
+    world.assert_clean()
+
+
+async def test_a_create_without_an_answer_that_lags_in_the_listing(world: World) -> None:
+    async def lagging(offer: Any, spec: Any, create: Any = world.provider.create) -> Any:
+        world.provider.faults.append(("create", Unlisted(7)))
+        pod = await create(offer, spec)
+        world.provider.create = create  # type: ignore[method-assign]
+        from ai_trains_ai.errors import AmbiguousCreate
+
+        raise AmbiguousCreate(f"no answer for {pod.marker}")
+
+    world.provider.create = lagging  # type: ignore[method-assign]
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1
+    world.assert_clean()
+
+
+async def test_a_pod_that_turns_up_after_the_search_was_given_up_is_ended(world: World) -> None:
+    async def late(offer: Any, spec: Any, create: Any = world.provider.create) -> Any:
+        world.provider.faults.append(("create", Unlisted(5)))
+        await create(offer, spec)
+        world.provider.create = create  # type: ignore[method-assign]
+        from ai_trains_ai.errors import AmbiguousCreate
+
+        raise AmbiguousCreate("no answer")
+
+    world.provider.create = late  # type: ignore[method-assign]
+    fleet = world.controller(FleetTimes(search=10.0))
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 2
+    world.assert_clean()
+
+
+# ------------------------------------------------------------------------------------------ pods that don't work
+
+
+async def test_a_pod_that_never_boots_is_ended_and_paid_for(world: World) -> None:
+    world.provider.boot_seconds = 1e9
+    fleet = world.controller(FleetTimes(boot=300.0))
+
+    async def work() -> None:
+        job = asyncio.ensure_future(world.job(fleet, "job"))
+        await world.time.sleep(320.0)
+        world.provider.boot_seconds = 30.0
+        await job
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.booked()["failed"] == pytest.approx(300 / 3600 * 1.80, rel=0.05)
+    world.assert_clean()
+
+
+async def test_a_pod_that_fails_the_canary_is_ended(world: World) -> None:
+    tried: list[str] = []
+
+    async def canary(transport: Transport, offer: Offer) -> str:
+        tried.append(offer.id)
+        return "no GPU" if len(tried) == 1 else ""
+
+    world.canary = canary
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    assert len(tried) == 2
+    world.assert_clean()
+
+
+async def test_a_pod_that_somebody_else_ended_is_let_go(world: World) -> None:
+    fleet = world.controller(FleetTimes(idle=1e9))
+
+    async def work() -> None:
+        await world.job(fleet, "one", 1.0)
+        world.provider.lose(fleet.pods[0].id)
+        await world.time.sleep(120.0)
+        assert fleet.pods == []
+        await world.job(fleet, "two", 1.0)
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 2
+    assert world.provider.alive == []
+    # the end of a lost pod is known to within one look of the watch
+    assert sum(world.booked().values()) == pytest.approx(world.provider.spent, abs=30 / 3600 * 1.80)
+
+
+async def test_a_pod_without_work_is_ended(world: World) -> None:
+    fleet = world.controller(FleetTimes(idle=300.0))
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await world.time.sleep(400.0)
+        assert fleet.pods == []
+        assert world.provider.alive == []
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+# ------------------------------------------------------------------------------------------ money
+
+
+async def test_nothing_is_rented_that_the_budget_can_not_carry(world: World) -> None:
+    world.budget = Budget(usd=0.10)
+    fleet = world.controller()
+    with pytest.raises(BudgetExceeded, match=r"a pod of a100 would cost at least 0\.30 USD, but only 0\.10 of 0\.10"):
+        await world.time.run(world.job(fleet, "job"))
+    await world.time.run(fleet.close())
+    assert "create" not in world.provider.calls
+
+
+async def test_running_pods_count_before_they_are_booked(world: World) -> None:
+    world.budget = Budget(usd=1.0)
+    fleet = world.controller()
+
+    async def work() -> None:
+        async with fleet.lease("long"):
+            await world.time.sleep(1_500.0)  # 0.75 USD
+            assert world.ledger.spent == pytest.approx(0.75)
+            with pytest.raises(BudgetExceeded):
+                world.ledger.require(Charge("tokens", "outer", 1.0, "tokens", 0.3))
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_the_hourly_limit_holds_back_pods(world: World) -> None:
+    world.budget = Budget(usd_per_hour=2.0)
+    fleet = world.controller()
+
+    async def work() -> None:
+        await asyncio.gather(*(world.job(fleet, f"job-{n}") for n in range(4)))
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1
+    world.assert_clean()
+    world.budget = Budget(usd_per_hour=1.0)
+    with pytest.raises(BudgetExceeded, match=r"the limit is 1\.00"):
+        await world.time.run(world.job(world.controller(), "job"))
+
+
+async def test_a_budget_that_ends_while_a_pod_works_stops_growth_and_not_the_pod(world: World) -> None:
+    world.budget = Budget(usd=0.65)  # one pod's admission and no second
+    fleet = world.controller()
+
+    async def work() -> None:
+        await asyncio.gather(*(world.job(fleet, f"job-{n}", 60.0) for n in range(3)))
+        await fleet.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") <= 2
+    world.assert_clean()
+
+
+@pytest.mark.parametrize("error", [Forbidden("the key is wrong"), OutOfFunds("the account is empty")])
+async def test_what_no_waiting_mends_ends_every_wait(world: World, error: ProviderError) -> None:
+    world.provider.faults += [("create", error), ("create", error)]
+    fleet = world.controller()
+
+    async def work() -> list[Any]:
+        jobs = (world.job(fleet, f"job-{n}") for n in range(3))
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    assert [type(done) for done in await world.time.run(work())] == [type(error)] * 3
+    await world.time.run(fleet.close())
+    assert world.provider.alive == []
+
+
+async def test_a_hiccup_of_the_service_is_waited_out(world: World) -> None:
+    world.provider.faults += [("create", Transient("503")), ("offers", Transient("503"))]
+    world.provider.faults.rotate(0)
+    fleet = world.controller()
+
+    async def work() -> None:
+        with pytest.raises(Transient):
+            await fleet.start()
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_kind_that_is_not_to_be_had(world: World) -> None:
+    fleet = world.controller()
+    with pytest.raises(NoCapacity, match=r"has no machine for .*B200"):
+        await fleet.start(PodRequest(("B200",)))
+
+
+# ------------------------------------------------------------------------------------------ controllers come and go
+
+
+async def kill(fleet: Fleet) -> None:
+    """What SIGKILL leaves: nothing of the controller, and everything of the provider."""
+    for task in list(fleet._tasks):
+        task.cancel()
+    await asyncio.gather(*fleet._tasks, return_exceptions=True)
+
+
+async def test_a_restarted_controller_takes_its_pods_over(world: World) -> None:
+    first = world.controller()
+
+    async def work() -> None:
+        job = asyncio.ensure_future(world.job(first, "cut off", 1e6))
+        await world.time.sleep(900.0)
+        first._tasks.add(job)
+        world.provider.terminate, kept = _never, world.provider.terminate  # type: ignore[method-assign]
+        await kill(first)
+        world.provider.terminate = kept  # type: ignore[method-assign]
+        await world.time.sleep(600.0)
+        second = world.controller()
+        await second.start()
+        assert [pod.marker for pod in second.pods] == world.provider.alive
+        await world.job(second, "again")
+        await second.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1
+    world.assert_clean()
+
+
+async def _never(pod_id: str) -> None:
+    raise Transient("the process is dead")
+
+
+@pytest.mark.parametrize("moment", range(12))
+async def test_a_controller_that_dies_at_any_moment_leaks_nothing(tmp_path: Path, moment: int) -> None:
+    """Killed at its n-th call of the provider, before or after the call took effect, and started again."""
+    world = World(tmp_path, (CHEAP,), boot_seconds=20.0)
+    await world.time.run(_die_at(world, moment // 2, after=moment % 2 == 1))
+    again = world.controller()
+
+    async def finish() -> None:
+        await world.job(again, "job")
+        await again.close()
+
+    await world.time.run(finish())
+    world.assert_clean()
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+async def _die_at(world: World, call: int, *, after: bool) -> None:
+    fleet, provider, count = world.controller(), world.provider, itertools.count()
+    names = ("offers", "create", "get", "list", "terminate", "connect")
+    kept = {name: getattr(provider, name) for name in names}
+    dead = False
+
+    def wrapped(name: str) -> Any:
+        async def perform(*arguments: Any) -> Any:
+            nonlocal dead
+            if dead:
+                raise Killed
+            if next(count) == call:
+                dead = True
+                if after:
+                    await kept[name](*arguments)
+                raise Killed
+            return await kept[name](*arguments)
+
+        return perform
+
+    for name in names:
+        setattr(provider, name, wrapped(name))
+    job = asyncio.ensure_future(world.job(fleet, "job", 100.0))
+    for _ in range(40):
+        if dead or job.done():
+            break
+        await world.time.sleep(10.0)
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    dead = True
+    await kill(fleet)
+    for name in names:
+        setattr(provider, name, kept[name])

@@ -196,7 +196,7 @@ class ServedModel(ABC):
 
     @abstractmethod
     async def sample(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[str]:
-        """One reply per prompt, in order. Deterministic in ``params.seed`` and the prompt's position.
+        """One reply per prompt, in order. The same prompts with the same ``params`` get the same replies.
 
         A prompt is the text of one user message, or a conversation that ends with one; the base model's own chat
         template is applied, where it has one.
@@ -246,7 +246,7 @@ class InnerJobRunner(ABC):
         find it again, it keeps itself.
 
         Raises:
-            BudgetExceeded: nothing was started.
+            BudgetExceeded: nothing was started. A runner that takes its machine later raises it from `wait`.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 
 from ai_trains_ai import events
 from ai_trains_ai.errors import ConfigurationError
@@ -33,7 +34,13 @@ def environment_secret(name: str) -> str:
 
 
 def open_context(
-    folder: RunFolder, store: Store, sandbox: Sandbox, budget: Budget, seed: int, hooks: Hooks
+    folder: RunFolder,
+    store: Store,
+    sandbox: Sandbox,
+    budget: Budget,
+    seed: int,
+    hooks: Hooks,
+    clock: Callable[[], float] = time.time,
 ) -> RunContext:
     """What the parts of a run get."""
 
@@ -42,12 +49,12 @@ def open_context(
             store.save_event(event)
         hooks.on_event(event)
 
-    ledger = Ledger(store, budget, time.time, emit, hooks.before_spend)
+    ledger = Ledger(store, budget, clock, emit, hooks.before_spend)
     fleets: dict[int, Fleet] = {}
 
     def fleet(provider: GPUProvider) -> Fleet:
         if id(provider) not in fleets:
-            fleets[id(provider)] = Fleet(provider, ledger, time.time, f"ata-{store.meta('run_id')}")
+            fleets[id(provider)] = Fleet(provider, ledger, clock, f"ata-{store.meta('run_id')}")
         return fleets[id(provider)]
 
     return RunContext(
@@ -56,7 +63,7 @@ def open_context(
         store=store,
         ledger=ledger,
         budget=budget,
-        clock=time.time,
+        clock=clock,
         rng=random.Random(seed),
         emit=emit,
         sandbox=sandbox,

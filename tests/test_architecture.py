@@ -96,3 +96,12 @@ def test_every_public_name_resolves() -> None:
         assert getattr(ata, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = ata.nonsense  # type: ignore[attr-defined]
+
+
+def test_every_name_of_the_testing_kit_is_what_it_says() -> None:
+    from types import ModuleType
+
+    from ai_trains_ai import testing
+
+    for name in testing.__all__:
+        assert not isinstance(getattr(testing, name), ModuleType), name

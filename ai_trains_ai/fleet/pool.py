@@ -117,7 +117,7 @@ class Fleet:
         self._changed, self._starting = asyncio.Condition(), asyncio.Lock()
         self._waiting, self._not_before = 0, 0.0
         self._broken: Exception | None = None
-        self._closed = False
+        self._closed = self._started = False
         ledger.accrue(self._owed)
 
     async def start(self, request: PodRequest | None = None) -> None:
@@ -130,6 +130,7 @@ class Fleet:
             if self._offers:
                 return
             self._request, self._closed, self._broken = request or PodRequest(), False, None
+            self._started = True
             offers = list(await self._provider.offers(self._request))
             if not offers:
                 raise NoCapacity(f"{self._name} has no machine for {self._request}. Ask for another type.")
@@ -425,7 +426,10 @@ class Fleet:
         Raises:
             ProviderError: what could not be terminated, by name; everything was tried.
         """
-        self._closed = True
+        if not self._started:
+            await self._provider.close()
+            return
+        self._closed, self._started = True, False
         async with self._changed:
             self._changed.notify_all()
         for task in list(self._tasks):
@@ -442,8 +446,7 @@ class Fleet:
                     self._save(evolve(rental, state="ended"))
             except Exception as error:
                 failed.append(f"{rental.marker} ({error})")
-        if self._offers:
-            failed += await self._end_strays()
+        failed += await self._end_strays()
         self._offers = []
         await self._provider.close()
         if failed:

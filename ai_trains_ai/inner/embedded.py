@@ -139,6 +139,12 @@ class EmbeddedJobRunner(InnerJobRunner):
             if running.task.cancelled():
                 return JobResult(handle.job_id, "cancelled")
             raise
+        finally:
+            if on_event is not None:
+                running.listeners.remove(on_event)
+
+    async def attach(self, handle: JobHandle) -> JobHandle | None:
+        return handle if handle.job_id in self._jobs else None  # jobs end with this process
 
     async def cancel(self, handle: JobHandle) -> None:
         self._known(handle).task.cancel()
@@ -183,7 +189,7 @@ class EmbeddedJobRunner(InnerJobRunner):
         running = self._jobs.get(job_id)
         progress = _progress(data)
         if running is not None and progress is not None:
-            for listener in running.listeners:
+            for listener in tuple(running.listeners):
                 listener(int(progress["step"]), progress)
 
     def _result(self, job: TrainingJob, result: SandboxResult) -> JobResult:
@@ -268,6 +274,8 @@ class _Served(ServedModel):
         self._sandbox, self._base_model, self._weights = sandbox, base_model, weights
 
     async def sample(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[str]:
+        if not prompts:
+            return []
         # base models know no roles: contents are put after one another, as in training
         texts = [p if isinstance(p, str) else "".join(message.content for message in p) for p in prompts]
         order = {

@@ -333,7 +333,12 @@ class EmbeddedOuterTrainer(OuterTrainer):
                 shutil.copyfile(self._folder / name, folder / name)
             (folder / "export.json").write_text(json.dumps({"checkpoint": checkpoint.name, "kind": "weights"}) + "\n")
 
-        await asyncio.to_thread(copy)
+        try:
+            await asyncio.to_thread(copy)
+        except ConfigurationError as error:
+            raise PolicyError(f"Checkpoint {checkpoint.name} can't be exported: {error}") from error
+        except OSError as error:
+            raise StorageError(f"Can't write {folder}: {error.strerror}. Free space and export again.") from error
         return Exported(str(folder), "weights")
 
 

@@ -18,7 +18,7 @@ def no_error(sentence: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def raises(kind: type[Exception], sentence: str) -> Iterator[None]:
+def raises(kind: type[Exception] | tuple[type[Exception], ...], sentence: str) -> Iterator[None]:
     """Fail with ``sentence`` unless the block raises ``kind``."""
     try:
         yield

@@ -22,6 +22,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 FILES = sorted(Path(__file__).with_name("broken").glob("*.py"))
 SECONDS = 300
+SLOW = ("provider", "runner", "sandbox")  # about a minute each: real processes, time limits
 
 
 def _classes(file: Path) -> list[str]:
@@ -33,9 +34,7 @@ def _classes(file: Path) -> list[str]:
 
 
 CLASSES = [
-    pytest.param(
-        file, name, id=f"{file.stem}-{name}", marks=[pytest.mark.slow] * (file.stem == "sandbox")
-    )  # a minute, with its time limits and killed processes
+    pytest.param(file, name, id=f"{file.stem}-{name}", marks=[pytest.mark.slow] * (file.stem in SLOW))
     for file in FILES
     for name in _classes(file)
 ]

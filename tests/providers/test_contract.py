@@ -1,0 +1,21 @@
+"""The providers, and the fake one, keep the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from ai_trains_ai.interfaces import GPUProvider
+from ai_trains_ai.providers.local import LocalProvider
+from ai_trains_ai.testing import FakeGPUProvider, GPUProviderContract
+
+
+class TestLocalProvider(GPUProviderContract):
+    @pytest.fixture
+    def provider(self) -> GPUProvider:
+        return LocalProvider(slots=2)
+
+
+class TestFakeGPUProvider(GPUProviderContract):
+    @pytest.fixture
+    def provider(self) -> GPUProvider:
+        return FakeGPUProvider()

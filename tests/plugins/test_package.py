@@ -79,7 +79,7 @@ def test_two_plugins_in_a_fresh_environment_with_the_core_alone(tmp_path: Path) 
     records = {record["name"]: record for record in json.loads(run(cli, "plugins", "--json"))}
     assert set(records) == {"builtin", "fresh", "thrift"}
     assert all(record["status"] == "loaded" and not record["faults"] for record in records.values())
-    assert records["thrift"]["registered"] == ["GPU provider metered", "reward thrift"]
+    assert records["thrift"]["registered"] == ["GPU provider metered", "reward thrift", "command thrift"]
     assert "made by: ata_fresh.reward:FreshReward" in run(cli, "plugins", "--strict", "--why", "fresh")
     for package in (PACKAGE, tmp_path / "ata-fresh"):
         said = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", package)

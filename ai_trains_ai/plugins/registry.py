@@ -98,7 +98,7 @@ class Entry:
 
     def explained(self, error: Exception, word: str) -> Exception:
         """The error that says whose part can't be made, and what to do; a built-in's own bug comes out as itself."""
-        if isinstance(error, MissingDependency) or (self.plugin == BUILT_IN and not isinstance(error, ImportError)):
+        if self.plugin == BUILT_IN and not isinstance(error, ImportError):
             return error
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and self.plugin == BUILT_IN and self.extra:
@@ -289,18 +289,17 @@ class Registry:
         part, entry = KINDS[kind], self._entry(kind, name)
         if entry is None:
             return _make(part, f"{part.word} {name!r}", self._imported(kind, name), arguments)
+        what = f"{part.word} {name!r}{entry.origin}"
         try:
             factory = entry.load()
-        except Exception as error:
-            raise entry.explained(error, part.word) from error
-        what = f"{part.word} {name!r}{entry.origin}"
-        _check_arguments(what, factory, arguments)
-        try:
             return _make(part, what, factory, arguments)
         except AiTrainsAiError:
             raise
         except Exception as error:
-            raise entry.explained(error, part.word) from error
+            explained = entry.explained(error, part.word)
+            if explained is error:
+                raise
+            raise explained from error
 
     def _imported(self, kind: str, reference: str) -> Any:
         """What a user's "module:attr" names; a module that isn't there may be a misspelt distribution."""
@@ -310,8 +309,6 @@ class Registry:
             raise ConfigurationError(f"{reference!r} is no registered name, and no 'module:attribute'. {remedy}")
         try:
             return _import(reference)
-        except ConfigurationError:
-            raise
         except Exception as error:
             module = reference.partition(":")[0]
             absent = isinstance(error, ModuleNotFoundError) and error.name is not None
@@ -438,11 +435,11 @@ def _is_module(name: str) -> bool:
 
 
 def _import(reference: str) -> Any:
-    """What "module:attr" names. A module that isn't there is its `ModuleNotFoundError`."""
+    """What "module:attr" names. Raises what the import does, or `AttributeError`."""
     module, _, attribute = reference.partition(":")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(f"{reference!r}: {module!r} has no {attribute!r}.")
+            raise AttributeError(f"{module!r} has no {attribute!r}")
         found = getattr(found, part)
     return found

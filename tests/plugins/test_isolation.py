@@ -301,6 +301,12 @@ def test_a_factory_that_fails_names_its_plugin(install: Install, body: str, mess
         Registry().resolve("reward", "late")
 
 
+def test_a_factory_that_is_not_there_names_its_plugin(install: Install) -> None:
+    install("ata-gone", HOOK + "register('gone', 'json:Nope', summary='')\n")
+    with pytest.raises(PluginError, match=r"'gone' of plugin ata-gone .*'json' has no 'Nope'"):
+        Registry().resolve("reward", "gone")
+
+
 def test_specs() -> None:
     with pytest.raises(UnknownName, match=r"no kind of part named 'rewards'. Did you mean 'reward'"):
         ata.Spec("rewards", "hybrid")

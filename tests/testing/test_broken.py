@@ -79,8 +79,12 @@ def run_pytest(target: Path, folder: Path, cwd: Path, *options: str) -> dict[str
 
 
 @cache
-def _results(file: Path, folder: Path) -> dict[str, dict[str, bool]]:
-    return run_pytest(file, folder, REPOSITORY)
+def _results(file: Path, folder: Path) -> dict[str, dict[str, bool]] | str:
+    """What each test of a file came to, or why that isn't known: a hang is waited for once, not once a test."""
+    try:
+        return run_pytest(file, folder, REPOSITORY)
+    except subprocess.TimeoutExpired as error:
+        return f"{file.name} was not done after {error.timeout} s"
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("file", "name"), CLASSES)
 def test_a_broken_part_fails_the_tests_of_its_fault_and_no_others(file: Path, name: str, folder: Path) -> None:
     kind = getattr(_module(file), name)
-    passed = _results(file, folder)[name]
+    results = _results(file, folder)
+    assert not isinstance(results, str), results
+    passed = results[name]
     assert set(passed) == _tests(kind)
     assert {test for test, good in passed.items() if not good} == set(kind.fails)
     assert bool(kind.fails) == (name != "TestWhole")

@@ -9,7 +9,7 @@ publish() { cat >"$1.tmp" && mv "$1.tmp" "$1"; }
 setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
 C=$!
 echo "$$ $C" | publish pid
-(while :; do date +%s | publish hb; sleep 1; done) &
+(while kill -s 0 $$ 2>/dev/null; do date +%s | publish hb; sleep 1; done) &
 H=$!
 wait "$C"
 R=$?

@@ -19,7 +19,6 @@ from attrs import define, evolve, field, frozen
 from ai_trains_ai.errors import (
     AmbiguousCreate,
     BudgetExceeded,
-    ConfigurationError,
     NoCapacity,
     ProviderError,
     Transient,
@@ -226,7 +225,7 @@ class Fleet:
                 await self._sleep(wait)
                 with contextlib.suppress(Transient):
                     self._offers = list(await self._provider.offers(self._request)) or self._offers
-        except (ProviderError, BudgetExceeded, ConfigurationError, TransportError) as error:
+        except Exception as error:  # whatever it is, nobody may wait for ever
             broken = error
         finally:
             async with self._changed:
@@ -360,8 +359,10 @@ class Fleet:
         """Now and then: end pods that had no work for a while, and let go of those that are gone."""
         while not self._closed:
             await self._sleep(max(1.0, min(self._times.idle / 4, 30.0)))
-            with contextlib.suppress(Transient):
+            try:
                 await self._let_go(await self._provider.list(self._marker))
+            except ProviderError as error:
+                logger.warning("%s can't be asked for its pods: %s", self._name, error)
             late = self._clock() - self._times.idle
             async with self._changed:
                 idle = [w for w in self._warm.values() if not w.leases and w.idle_since <= late]

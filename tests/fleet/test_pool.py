@@ -366,9 +366,17 @@ async def test_what_no_waiting_mends_ends_every_wait(world: World, error: Provid
     assert world.provider.alive == []
 
 
+async def test_a_provider_with_a_bug_hangs_nobody(world: World) -> None:
+    world.provider.faults.append(("create", TypeError("a bug")))
+    fleet = world.controller(FleetTimes(search=10.0))
+    with pytest.raises(TypeError, match="a bug"):
+        await world.time.run(world.job(fleet, "job"))
+    await world.time.run(fleet.close())
+    world.assert_clean()
+
+
 async def test_a_hiccup_of_the_service_is_waited_out(world: World) -> None:
     world.provider.faults += [("create", Transient("503")), ("offers", Transient("503"))]
-    world.provider.faults.rotate(0)
     fleet = world.controller()
 
     async def work() -> None:

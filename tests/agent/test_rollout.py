@@ -56,6 +56,8 @@ class Scripts(Sandbox):
         self.result = result
         self.ran: list[tuple[str, bytes]] = []
 
+    def preload(self, *targets: str) -> None: ...
+
     def another(self, preload: Sequence[str] = ()) -> Sandbox:
         return self
 

@@ -69,6 +69,7 @@ class Server:
 
 
 def _tree(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it may end while it is looked at
+        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [pid, *(descendant for child in found for descendant in _tree(child))]

@@ -111,6 +111,8 @@ class Scripted(Sandbox):
     def __init__(self, *results):
         self.results = list(results)
 
+    def preload(self, *targets: str) -> None: ...
+
     def another(self, preload=()):
         raise NotImplementedError
 

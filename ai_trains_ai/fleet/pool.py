@@ -197,8 +197,8 @@ class Fleet:
             warm.leases.pop(lease.id, None)
             warm.idle_since = self._clock()
             self._candidates.learn(offer.gpu_type, seconds / 3600)
-            self._ledger.charge(Charge("busy", lease.job_id, seconds, "seconds", usd, warm.rental.marker))
             self._changed.notify_all()
+            self._ledger.charge(Charge("busy", lease.job_id, seconds, "seconds", usd, warm.rental.marker))
 
     # ------------------------------------------------------------------------------------------ renting
 
@@ -370,8 +370,12 @@ class Fleet:
                     del self._warm[warm.rental.marker]
                 self._changed.notify_all()
             for warm in idle:
-                with contextlib.suppress(ProviderError):  # it stays in the books, and `close` ends it
+                try:
                     await self._end(warm.rental, "idle")
+                except ProviderError as error:  # it stays in the books, and `close` ends it
+                    logger.warning("Pod %s can't be ended now: %s", warm.rental.marker, error)
+                except BudgetExceeded as error:  # an observer stops the run: so does the next lease
+                    self._broken = error
 
     async def _let_go(self, listed: Iterable[Pod]) -> None:
         """Forget pods that two listings in a row didn't show: somebody else ended them. Their jobs will notice."""
@@ -393,8 +397,8 @@ class Fleet:
     async def _end(self, rental: Rental, kind: str) -> None:
         """Terminate a pod and book what is still unbooked of it."""
         await self._provider.terminate(rental.pod_id)
+        self._save(evolve(rental, state="ended"))  # before the booking, which an observer may stop the run at
         self._settle(rental, kind)
-        self._save(evolve(rental, state="ended"))
 
     def _settle(self, rental: Rental, kind: str, until: float | None = None) -> None:
         """Book a pod's time up to now (or ``until``) that neither a charge nor a lease covers yet."""

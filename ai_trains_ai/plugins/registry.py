@@ -199,9 +199,11 @@ class Registry:
             register.__qualname__ = "register"  # as a wrong call of it reads
             try:
                 function(register=register)
-            except (PluginError, KeyboardInterrupt):
+            except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                if isinstance(error, PluginError) and record.source == "passed":
+                    raise  # what `blame` says of a plugin that was passed by hand
                 reason = f"its {KINDS[kind].hook} raised {told(error)}"
                 self.manager.blame(plugin, Fault(reason, f"Repair or update {record.distribution or plugin}"))
         return self._named(kind, found)

@@ -15,7 +15,7 @@ from ai_trains_ai.store.folder import attempt_write
 
 TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z][a-z0-9]*)*")
-_PREFIX = re.compile(r"(ai-trains-ai|ata)-")
+_PREFIX = re.compile(r"^(ai-trains-ai|ata)-")
 
 
 def write_plugin(name: str, folder: Path) -> list[Path]:

@@ -375,6 +375,26 @@ async def test_a_provider_with_a_bug_hangs_nobody(world: World) -> None:
     world.assert_clean()
 
 
+async def test_an_observer_that_stops_the_run_at_a_charge_leaves_no_pod_in_the_books(world: World) -> None:
+    fleet = world.controller(FleetTimes(idle=60.0))
+
+    def stop(event: Any) -> None:
+        if event.charge.kind == "idle":
+            raise BudgetExceeded("enough idling")
+
+    async def work() -> None:
+        await world.job(fleet, "one", 1.0)
+        world.ledger._emit = stop
+        await world.time.sleep(300.0)
+        assert world.provider.alive == []
+        with pytest.raises(BudgetExceeded, match="enough idling"):
+            await world.job(fleet, "two", 1.0)
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
 async def test_a_hiccup_of_the_service_is_waited_out(world: World) -> None:
     world.provider.faults += [("create", Transient("503")), ("offers", Transient("503"))]
     fleet = world.controller()

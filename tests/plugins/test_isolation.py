@@ -25,6 +25,11 @@ HOOK = HEAD + "@hookimpl\ndef register_rewards(register):\n    "
 PLUGIN = HEAD + "class P:\n  @hookimpl\n  def on_event(self, event): ...\n"
 ODD = {
     "exit in a hook": (HOOK + "raise SystemExit(3)\n", "", "its register_rewards raised SystemExit: 3"),
+    "our own error in a hook": (
+        HOOK + "from ai_trains_ai.errors import PluginError; raise PluginError('mine')\n",
+        "",
+        "its register_rewards raised PluginError: mine",
+    ),
     "cancelled in a hook": (HOOK + "import asyncio; raise asyncio.CancelledError\n", "", "raised CancelledError"),
     "a panic at import": ("class Panic(BaseException): ...\nraise Panic('rust')\n", "", "raised Panic: rust"),
     "a message that raises": (

@@ -49,6 +49,11 @@ def test_new_plugin_writes_a_package(tmp_path: Path) -> None:
             compile(path.read_text(), path, "exec")
 
 
+def test_only_the_beginning_of_a_name_is_left_out(tmp_path: Path) -> None:
+    write_plugin("data-reward", tmp_path / "here")
+    assert 'data-reward = "data_reward:plugin"' in (tmp_path / "here/pyproject.toml").read_text()
+
+
 @pytest.mark.parametrize("name", ["", "Ata", "ata_thrift", "-ata", "ata--x", "../x", "1ata", "ata thrift"])
 def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be the name of a plugin"):

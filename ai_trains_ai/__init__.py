@@ -54,6 +54,7 @@ __all__ = [
     "evaluate",
     "gpu_provider",
     "hookimpl",
+    "integrity_check",
     "job_runner",
     "open_run",
     "outer_trainer",
@@ -139,3 +140,8 @@ def task_family(name: str, /, **arguments: Any) -> Spec:
 def tracker(name: str, /, **arguments: Any) -> Spec:
     """A tracker by name, made when the experiment runs."""
     return _spec("tracker", name, arguments)
+
+
+def integrity_check(name: str, /, **arguments: Any) -> Spec:
+    """An integrity check by name, made when the experiment runs."""
+    return _spec("integrity_check", name, arguments)

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], None] | None = None) -> T:
+def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], bool] | None = None) -> T:
     """The coroutine's result. Under a running loop it gets a thread with a loop of its own; asyncio stays unpatched.
 
-    Ctrl-C there calls ``drain`` in that loop, a second one (or the first, without ``drain``) cancels the coroutine.
+    Ctrl-C there calls ``drain`` in that loop; a second one, or the first when ``drain`` has nothing to drain, cancels
+    the coroutine.
 
     Raises:
         KeyboardInterrupt: the coroutine was cancelled by Ctrl-C.
@@ -46,13 +47,17 @@ def run_blocking(coroutine: Coroutine[Any, Any, T], drain: Callable[[], None] | 
             failure.append(error)
 
     def stop(presses: int) -> None:
-        if presses == 1 and drain is not None:
-            loop.call_soon_threadsafe(drain)
-        elif main:
-            loop.call_soon_threadsafe(main[0].cancel)
+        if presses > 1 or drain is None or not drain():
+            for task in main:
+                task.cancel()
 
     thread = threading.Thread(target=work, name="ai-trains-ai")
-    with _ctrl_c(stop):
+
+    def on_press(presses: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it is over
+            loop.call_soon_threadsafe(stop, presses)
+
+    with _ctrl_c(on_press):
         thread.start()
         thread.join()
     if failure and isinstance(failure[0], asyncio.CancelledError):
@@ -88,4 +93,4 @@ def _ctrl_c(on_press: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: it was set in C

@@ -209,7 +209,8 @@ def _verbs_of(manager: PluginManager) -> dict[str, Any]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            manager.blame(plugin, Fault(f"its register_commands raised {told(error)}"))
+            owner = manager.records[plugin].distribution or plugin
+            manager.blame(plugin, Fault(f"its register_commands raised {told(error)}", f"Repair or update {owner}"))
             continue
         for name, command in commands.items():
             if name in owners:

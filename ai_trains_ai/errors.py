@@ -6,6 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "Did you mean 'x'?", or nothing when no known name is close."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
 class AiTrainsAiError(Exception):
     """Base of everything that this library raises on purpose."""
 
@@ -20,10 +26,9 @@ class UnknownName(ConfigurationError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], remedy: str = "") -> UnknownName:
         known = sorted(known)
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        listed = f" Known: {', '.join(known)}." if known else f" No {kind} is registered."
-        return cls(f"There is no {kind} named {name!r}.{hint}{listed}{' ' + remedy if remedy else ''}")
+        hint = did_you_mean(name, known)
+        listed = f"Known: {', '.join(known)}." if known else f"No {kind} is registered."
+        return cls(" ".join(filter(None, (f"There is no {kind} named {name!r}.", hint, listed, remedy))))
 
 
 class PluginError(ConfigurationError):

@@ -75,7 +75,7 @@ class Experiment:
         trackers: Sequence[Any] = (),
         integrity_checks: Sequence[Any] = (),
         budget: Budget | None = None,
-        plugins: Sequence[object] = (),
+        plugins: Sequence[object] | Registry = (),
         strict: bool = False,
         required: Sequence[str] = (),
         **settings: Any,
@@ -93,7 +93,10 @@ class Experiment:
             )
         self.settings = LoopSettings(**settings)
         self.budget = budget or Budget()
-        self.registry = Registry(_list("plugins", plugins), strict=strict, required=required)
+        if not isinstance(plugins, Registry):  # `resume` has looked at them before
+            plugins = Registry(plugins, strict=strict, required=required)
+        self.registry: Registry = plugins
+        self._plugin_rules = {"strict": strict, "required": list(required or ())}
         self._resuming: RunFolder | None = None
         self._stop: Callable[[], None] | None = None
         self._families()  # a misspelt family fails here, not after the run has started
@@ -147,9 +150,7 @@ class Experiment:
         if self._resuming is None:
             folder.require_new()
         usage = _Usage()
-        watching: list[tuple[str, Callable[[Event], None]]] = [("usage", usage.on_event)]
-        if on_event is not None:
-            watching.append(("on_event", on_event))
+        watching = [] if on_event is None else [("on_event", on_event)]
         parts = self._parts(watching)  # a wrong part fails here, before anything is written
         parts.sandbox.preload(*parts.runner.sandbox_preload)
         async with contextlib.AsyncExitStack() as stack:
@@ -165,25 +166,31 @@ class Experiment:
             store.set_meta(steps=steps)
             usage.keep_in(store, parts.hooks)
             stack.callback(usage.save)
-            await self._run_loop(folder, store, parts, steps)
+            await self._run_loop(folder, store, parts, steps, usage)
         return Run(folder.path)
 
     def run_sync(self, steps: int | None = None, **options: Any) -> Run:
         """`run` for scripts; also works in a notebook cell. The first Ctrl-C drains, the second stops at once."""
         return run_blocking(self.run(steps, **options), self.stop)
 
-    def stop(self) -> None:
-        """Drain the run that goes on: start nothing new, let episodes in flight end. Call it in the run's loop."""
-        if self._stop is not None:
-            self._stop()
+    def stop(self) -> bool:
+        """Drain the run that goes on: start nothing new, let episodes in flight end. Call it in the run's loop.
 
-    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int) -> None:
+        Returns whether there was one to drain: not before its parts are made, nor after its end.
+        """
+        if self._stop is None:
+            return False
+        self._stop()
+        return True
+
+    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int, usage: _Usage) -> None:
         from ai_trains_ai.evaluation import HiddenEvaluation
         from ai_trains_ai.families.hidden import reserved
         from ai_trains_ai.loop import OuterLoop
         from ai_trains_ai.validation import Validator
 
-        run = open_context(folder, store, parts.sandbox, self.budget, self.settings.seed, parts.hooks)
+        seed, keep = self.settings.seed, usage.on_event
+        run = open_context(folder, store, parts.sandbox, self.budget, seed, parts.hooks, keep=keep)
 
         def make_validator() -> Validator:
             surface, models = parts.runner.config_surface(), parts.runner.base_models()
@@ -272,6 +279,7 @@ class Experiment:
 
     def _config(self, steps: int) -> dict[str, Any]:
         config: dict[str, Any] = {"steps": steps, "settings": asdict(self.settings)}
+        config["plugins"] = self._plugin_rules
         config["budget"] = {k: v for k, v in asdict(self.budget).items() if v is not None}
         config["parts"] = {name: describe(self._given[name]) for name in PARTS}
         config["parts"] |= {name: [describe(part) for part in self._given[name]] for name in LISTS}
@@ -282,14 +290,16 @@ def resume(
     path: str | Path,
     *,
     plugins: Sequence[object] = (),
+    strict: bool | None = None,
+    required: Sequence[str] | None = None,
     accept_plugins: bool = False,
     budget: Budget | None = None,
     **parts: Any,
 ) -> Experiment:
     """The experiment of a run folder, ready to go on: ``await ata.resume("runs/x").run()``.
 
-    ``parts`` (and ``budget``) replace what the run was started with; parts that were instances or classes must be given
-    again, and so must plugins that were passed by hand.
+    ``parts`` (and ``budget``, ``strict``, ``required``) replace what the run was started with; parts that were
+    instances or classes must be given again, and so must plugins that were passed by hand.
 
     Raises:
         PluginSetChanged: other plugins are installed or passed than when the run was last going on;
@@ -300,11 +310,22 @@ def resume(
     if unknown:
         raise ConfigurationError(
             f"resume() takes no {', '.join(sorted(unknown))}. "
-            f"It takes {', '.join([*PARTS, *LISTS])}, budget, plugins and accept_plugins."
+            f"It takes {', '.join([*PARTS, *LISTS])}, budget, plugins, strict, required and accept_plugins."
         )
     folder = RunFolder(Path(path)).require()
     Store.open(folder.database, write=False).close()
     config = folder.read_config()
+    try:
+        # a run of before there were plugins and checks has none
+        kept = {"strict": False, "required": [], **config.get("plugins", {})}
+        written = {name: [] for name in LISTS} | config["parts"]
+        kept_budget, settings = Budget(**config["budget"]), config["settings"]
+        kinds = PARTS | LISTS
+        described = {name: written[name] for name in kinds if name not in parts}
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
+    strict = kept["strict"] if strict is None else strict
+    required = kept["required"] if required is None else required
     registry = Registry(plugins)
     changed = differences(folder.read_plugins(), manifest(registry.plugins))
     if changed and not accept_plugins:
@@ -314,14 +335,11 @@ def resume(
             "on the command line --accept-plugins. A part that a missing plugin made must then be replaced: "
             "ata.resume(path, accept_plugins=True, reward=…)."
         )
-    kinds, given = PARTS | LISTS, dict[str, Any]()
-    try:
-        for name in [*PARTS, *LISTS]:
-            given[name] = parts[name] if name in parts else revive(name, kinds[name], config["parts"][name])
-        budget = budget or Budget(**config["budget"])
-        experiment = Experiment(**given, budget=budget, plugins=plugins, **config["settings"])
-    except KeyError as error:
-        raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
+    registry.require(required, strict=strict)
+    given = parts | {name: revive(name, kinds[name], part) for name, part in described.items()}
+    experiment = Experiment(
+        **given, budget=budget or kept_budget, plugins=registry, strict=strict, required=required, **settings
+    )
     experiment._resuming = folder
     return experiment
 
@@ -399,4 +417,4 @@ def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was set in C

@@ -2,8 +2,8 @@
 
 Subclass one in a notebook cell and pass the class or an instance to `Experiment`: nothing needs packaging or
 registering. Each docstring states who owns what, what may run at once, what may be called twice, units, and errors;
-`ai_trains_ai.testing` has a contract test class for each that checks it. Signatures are pinned by
-``tests/test_signatures.py``.
+`ai_trains_ai.testing` has contract test classes that check it (`ServedModel` is tested with runners, `Transport` with
+providers; `IntegrityCheck` has none). Signatures are pinned by ``tests/test_signatures.py``.
 
 Unless a docstring says otherwise: the run makes one instance, calls it from one event loop, and closes what it
 started, also after an error. Seconds are wall seconds, money is US dollars. An error of `ai_trains_ai.errors` is
@@ -227,11 +227,14 @@ class InnerJobRunner(ABC):
 
     @abstractmethod
     def config_surface(self) -> ConfigSurface:
-        """What the agent may set; bounds hold on the weakest machine that this run admits. The same for a whole run."""
+        """What the agent may set; bounds hold on the weakest machine that the runner's arguments admit.
+
+        Asked before `start`, too, and always the same.
+        """
 
     @abstractmethod
     def base_models(self) -> Sequence[BaseModel]:
-        """The base models that a job may name, at least one. The same for a whole run."""
+        """The base models that a job may name, at least one. Asked before `start`, too, and always the same."""
 
     @abstractmethod
     def capacity(self) -> int:
@@ -253,7 +256,9 @@ class InnerJobRunner(ABC):
     async def wait(
         self, handle: JobHandle, on_event: Callable[[int, Mapping[str, float]], None] | None = None
     ) -> JobResult:
-        """Wait for the end. Several callers may wait for one job; cancelling a wait leaves the job alone.
+        """Wait for the end; after it, the same result again until `release`.
+
+        Several callers may wait for one job. Cancelling a wait leaves the job alone and ends its calls of ``on_event``.
 
         A job's own failure is a result, not an exception, and so is the end of retries (status "lost").
         ``JobFailure.side`` is decided on evidence that agent code can't write. ``on_event(step, metrics)`` is display.
@@ -292,7 +297,10 @@ class InnerJobRunner(ABC):
         """
 
     async def close(self, drain: bool = True) -> None:
-        """Release machines. ``drain`` waits for running jobs, else they are cancelled. Idempotent."""
+        """Release machines. ``drain`` waits for running jobs, else they are cancelled.
+
+        Idempotent; also called when `start` was not, or failed. Jobs of a closed run are unknown to the next one.
+        """
 
 
 # ------------------------------------------------------------------------------------------ machines

@@ -41,12 +41,15 @@ def open_context(
     seed: int,
     hooks: Hooks,
     clock: Callable[[], float] = time.time,
+    keep: Callable[[events.Event], None] | None = None,
 ) -> RunContext:
-    """What the parts of a run get."""
+    """What the parts of a run get. ``keep`` is the run's own bookkeeping: it sees events first, and may end the run."""
 
     def emit(event: events.Event) -> None:
         if isinstance(event, STORED):
             store.save_event(event)
+        if keep is not None:
+            keep(event)
         hooks.on_event(event)
 
     ledger = Ledger(store, budget, clock, emit, hooks.before_spend)

@@ -40,3 +40,29 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_judgement_of_the_how_to_works() -> None:
+    """The hooks of its plugin are called, not only defined."""
+    from types import SimpleNamespace
+    from typing import Any
+
+    from ai_trains_ai.plugins import Hooks, Registry
+    from ai_trains_ai.records import Checkpoint, JobFailure, JobResult, Submission, TaskLimits, TrainingJob
+
+    block = next(b for b in CODE.findall((DOCS / "how-to/embed.md").read_text()) if "class House" in b)
+    scope: dict[str, Any] = {}
+    exec("import ai_trains_ai as ata\n" + block, scope)
+    hooks = Hooks(Registry([scope["House"]()]).manager)
+    (finding,) = hooks.review_submission(Submission.of("e", 1, {"environment.py": b"import openai"}))
+    assert finding.code == "house/judge"
+    assert hooks.review_submission(Submission.of("e", 1, {"environment.py": b""})) == ()
+    job = TrainingJob("job", "e", "t", "m", {}, {}, {}, (), 0, TaskLimits(), "")
+    failed = JobResult("job", "failed", JobFailure("agent", "crashed", "", "NVLink error"))
+    decided = hooks.classify_failure(job, failed).failure
+    assert decided is not None
+    assert decided.side == "infrastructure"
+    run = SimpleNamespace(steps=[{"version": 1, "outer/reward/mean": 0.9}, {"version": 2, "outer/reward/mean": 0.1}])
+    saved = [Checkpoint("a", "a", 1), Checkpoint("b", "b", 2)]
+    assert hooks.select_checkpoint(run, saved) == (saved[0], "House")  # type: ignore[arg-type]
+    assert not hooks.failures

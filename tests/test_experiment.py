@@ -216,6 +216,32 @@ asyncio.run(cell())
 """
 
 
+def test_ctrl_c_under_a_running_loop_before_there_is_anything_to_drain(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code = UNDER_A_LOOP.format(tests=str(Path(__file__).parent), small=SMALL, out=str(out))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (children := _children(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # its sandbox starts
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert children
+    assert said.splitlines()[-1] == "KeyboardInterrupt"
+    assert not out.exists()
+
+
+def _children(pid: int) -> list[str]:
+    """Children of all threads of a process."""
+    return [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
 def test_ctrl_c_drains_also_under_a_running_loop(tmp_path: Path) -> None:
     out = tmp_path / "run"
     code = UNDER_A_LOOP.format(tests=str(Path(__file__).parent), small=SMALL, out=str(out))

@@ -13,7 +13,7 @@ from test_experiment import small
 
 import ai_trains_ai as ata
 from ai_trains_ai import events
-from ai_trains_ai.errors import BudgetExceeded, PluginError, PluginSetChanged
+from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PluginError, PluginSetChanged
 from ai_trains_ai.interfaces import Sandbox
 from ai_trains_ai.providers.local import LocalProvider
 from ai_trains_ai.records import Episode, EpisodeOutcome, Finding, JobResult, Submission, TrainingJob
@@ -218,3 +218,48 @@ async def test_a_provider_with_a_price_is_charged(tmp_path: Path, sandbox: Sandb
     inner = ata.job_runner("embedded", provider=Priced)
     run = await small(sandbox=sandbox, inner=inner, budget=ata.Budget(usd=50.0)).run(1, out=tmp_path / "run")
     assert 0 < sum(charge.usd for _, charge in run.charges) < 1.0
+
+
+async def test_what_was_required_of_plugins_holds_on_resume(tmp_path: Path, sandbox: Sandbox) -> None:
+    await small(sandbox=sandbox, plugins=[Journal()], required=["Journal"]).run(1, out=tmp_path / "run")
+    parts: dict[str, Any] = {"outer": ScriptedTrainer, "sandbox": sandbox}
+    with pytest.raises(PluginSetChanged):
+        ata.resume(tmp_path / "run", required=[], **parts)
+    with pytest.raises(PluginError, match="'Journal' is required"):
+        ata.resume(tmp_path / "run", accept_plugins=True, **parts)
+    assert ata.resume(tmp_path / "run", accept_plugins=True, required=[], **parts).plugins
+    ata.resume(tmp_path / "run", plugins=[Journal()], strict=True, **parts)
+    with pytest.raises(ConfigurationError, match="plugins takes a list"):
+        ata.resume(tmp_path / "run", plugins=Journal(), **parts)  # type: ignore[arg-type]
+
+
+async def test_an_error_of_a_part_on_resume_is_not_the_files(tmp_path: Path, sandbox: Sandbox) -> None:
+    from ai_trains_ai.families.multi_hop import MultiHop
+
+    class Forgetful(MultiHop):
+        name = "forgetful"
+        told = False
+
+        def tasks(self) -> Any:
+            if Forgetful.told:
+                raise KeyError("oops")
+            return super().tasks()
+
+    await small(sandbox=sandbox).run(1, out=tmp_path / "run")
+    Forgetful.told = True
+    with pytest.raises(KeyError, match="oops"):
+        ata.resume(tmp_path / "run", outer=ScriptedTrainer, sandbox=sandbox, families=[Forgetful])
+
+
+async def test_a_part_may_emit_an_event_of_its_own(tmp_path: Path) -> None:
+    from attrs import frozen
+
+    from ai_trains_ai.plugins import Hooks, Registry
+
+    @frozen
+    class Extra(events.Event):
+        pass
+
+    hooks = Hooks(Registry([ata.EventHandler()]).manager)
+    hooks.on_event(Extra())
+    assert not hooks.failures

@@ -63,6 +63,7 @@ def signatures() -> Iterator[str]:
         "reward",
         "task_family",
         "tracker",
+        "integrity_check",
         "resume",
         "open_run",
     ):

@@ -99,7 +99,7 @@ class OuterLoop:
             await parts.outer.start(run, checkpoints[-1] if checkpoints else None)
             validator = self._make_validator()
             self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation)
-            names, isolation = tuple(parts.hooks.plugins), parts.sandbox.guarantees.text()
+            names, isolation = tuple(parts.hooks.labels), parts.sandbox.guarantees.text()
             folder = str(run.folder)
             run.emit(RunStarted(run.folder.name, isolation, resumed, names, folder, time=run.clock()))
             yield

@@ -5,7 +5,6 @@ Attributes are looked up statically: no property and no lazy module runs anythin
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
+from ai_trains_ai.errors import did_you_mean
 from ai_trains_ai.plugins.hookspecs import GROUP, SPECS, ReviewSpecs
 
 MARK = f"{GROUP}_impl"
@@ -125,8 +125,7 @@ def _function_fault(name: str, function: Any, options: Mapping[str, Any]) -> Fau
     if hook not in HOOKS:
         if options.get("optionalhook"):
             return None  # of another version of ours
-        close = difflib.get_close_matches(hook, HOOKS, 1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Hooks: {', '.join(HOOKS)}"
+        remedy = did_you_mean(hook, HOOKS) or f"Hooks: {', '.join(HOOKS)}"
         return Fault(f"it implements the unknown hook {hook!r}", remedy)
     if not inspect.isroutine(function):
         return Fault(f"its {name} is a {type(function).__name__}, which pluggy passes over", "Make it a function")
@@ -145,9 +144,8 @@ def _argument_fault(name: str, function: Callable[..., Any], known: tuple[str, .
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return Fault(f"its {name} takes *{parameter.name}, which never gets anything", takes)
         if parameter.name not in known:
-            close = difflib.get_close_matches(parameter.name, known, 1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            return Fault(f"its {name} takes an argument {parameter.name!r} that the hook doesn't have", hint + takes)
+            remedy = f"{did_you_mean(parameter.name, known)} {takes}".strip()
+            return Fault(f"its {name} takes an argument {parameter.name!r} that the hook doesn't have", remedy)
         if parameter.default is not parameter.empty:
             return Fault(
                 f"the argument {parameter.name!r} of its {name} has a default, and then never gets a value",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from typing import Any
 
 from ai_trains_ai import events
-from ai_trains_ai.errors import ConfigurationError
+from ai_trains_ai.errors import ConfigurationError, did_you_mean
 from ai_trains_ai.plugins.hookspecs import hookimpl
 
 
@@ -34,8 +33,7 @@ class EventHandler:
             if not name.startswith("on_") or not callable(getattr(method, "__func__", method)):
                 continue
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"Did you mean {close[0]}?" if close else f"Methods: {', '.join(known)}."
+                hint = did_you_mean(name, known) or f"Methods: {', '.join(known)}."
                 raise ConfigurationError(f"{cls.__name__}.{name}: there is no such event. {hint}")
             if inspect.iscoroutinefunction(method):
                 raise ConfigurationError(f"{cls.__name__}.{name} is asynchronous, and nobody awaits it: use def.")
@@ -46,7 +44,9 @@ class EventHandler:
     def on_event(self, event: events.Event) -> None:
         """Calls the method of the event's kind."""
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-        getattr(self, f"on_{name}")(event)
+        method = getattr(self, f"on_{name}", None)
+        if method is not None:  # a part may emit events of its own
+            method(event)
 
     def on_run_started(self, event: events.RunStarted) -> None:
         """All parts are started."""

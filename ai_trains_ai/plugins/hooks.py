@@ -1,6 +1,7 @@
 """Calls of a run to its plugins: one by one, each in its own try, failures counted and kept.
 
-Plugins get copies: records are frozen, but hold mappings, and what one plugin writes into them is nobody's business.
+Plugins get copies, where there can be one: records are frozen, but hold mappings, and what one plugin writes into them
+is nobody's business. The ledger of ``before_spend`` is the run's own, to read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from ai_trains_ai.errors import BudgetExceeded
 from ai_trains_ai.events import Event
@@ -45,7 +46,7 @@ class HookFailures:
     """What one plugin raised in one run: how often, and the first of it."""
 
     count: int = 0
-    first: str = field(default="")
+    first: str = ""
 
 
 class Hooks:
@@ -63,9 +64,10 @@ class Hooks:
         self._counts: Counter[str] = Counter()
         self._first: dict[str, str] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._last = ""  # what the last failure was
 
     @property
-    def plugins(self) -> list[str]:
+    def labels(self) -> list[str]:
         """Name and version of every plugin in use beyond the built-ins."""
         records = [] if self._manager is None else self._manager.records.values()
         return [record.label for record in records if record.status == "loaded" and record.source != "built-in"]
@@ -87,7 +89,7 @@ class Hooks:
     def before_spend(self, charge: Charge, ledger: Ledger) -> None:
         """Ask whether a spend may go on. Raises `BudgetExceeded` when a plugin forbids it."""
         for name, function in self._implementations("before_spend"):
-            self._try(name, "before_spend", function, charge=charge, ledger=ledger)
+            self._try(name, "before_spend", function, charge=_copied(charge), ledger=ledger)
 
     # ------------------------------------------------------------------------------------------ decisions
 

@@ -140,7 +140,9 @@ class ObserverSpecs:
 
     @hookspec
     def on_event(self, event: Event) -> None:
-        """One frozen event of `ai_trains_ai.events`, a copy of the plugin's own. Must return fast: the run waits.
+        """One frozen event of `ai_trains_ai.events`, a copy of the plugin's own where it can be copied.
+
+        Must return fast: the run waits.
 
         `EventHandler` has one method for each kind. Only `BudgetExceeded` passes through, and stops the run.
         """
@@ -149,7 +151,8 @@ class ObserverSpecs:
     def before_spend(self, charge: Charge, ledger: Ledger) -> None:
         """Called before something that costs money is started. Raise `BudgetExceeded` to forbid it and stop the run.
 
-        ``charge`` is the least that it will come to; ``ledger.spent`` is what the run has spent so far.
+        ``charge`` is the least that it will come to. ``ledger`` is the run's own, to read: ``ledger.spent`` is what the
+        run has spent so far, ``ledger.budget`` its limits.
         """
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, overload
 
 import pluggy
-from attrs import asdict, evolve, field, frozen
+from attrs import asdict, evolve, frozen
 
 import ai_trains_ai
 from ai_trains_ai.errors import PluginError, UnknownName
@@ -47,7 +47,7 @@ class PluginRecord:
     status: Literal["loaded", "disabled", "failed"] = "loaded"
     hooks: tuple[str, ...] = ()
     registered: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = field(default=())
+    faults: tuple[Fault, ...] = ()
 
     @property
     def label(self) -> str:
@@ -137,7 +137,9 @@ class PluginManager:
         self._objects: dict[str, object] = {}
         self.records: dict[str, PluginRecord] = {}
         own = PluginRecord(BUILT_IN, "built-in", DISTRIBUTION, ai_trains_ai.__version__)
-        self._add(own, builtin)
+        fault = self._add(own, builtin)
+        if fault is not None:
+            raise PluginError(f"The built-in parts can't be registered: {fault}")
         self._load_installed(environment)
         for plugin in plugins:
             self._pass(plugin)
@@ -235,7 +237,8 @@ class PluginManager:
     # ------------------------------------------------------------------------------------------ calling
 
     def implementations(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-        """Plugin name and function of each implementation, in the order in which plugins were added.
+        """Plugin name and function of each implementation, in the order in which plugins were added (``tryfirst`` and
+        ``trylast`` apart).
 
         The functions take all arguments of the hook by name and pass on those that the plugin asked for.
         """

@@ -124,16 +124,25 @@ class Registry:
     def __init__(
         self, plugins: Iterable[object] = (), *, strict: bool = False, required: Iterable[str] | None = ()
     ) -> None:
-        given = () if required is None else required
-        if isinstance(given, str) or not isinstance(given, Iterable) or not all(isinstance(n, str) for n in given):
-            raise ConfigurationError(f"required takes a list of plugin names, not {required!r}.")
-        required, plugins = list(given), list(plugins)
+        if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+            raise ConfigurationError(f"plugins takes a list, not {plugins!r}. Write plugins=[…].")
+        plugins = list(plugins)
         self.manager = PluginManager(plugins)
         self._entries: dict[str, dict[str, Entry]] = {}
         self._clashes: dict[tuple[str, str], list[Entry]] = {}
-        if strict or required or plugins:
+        if plugins:
             self._ask_all()  # what is wrong with them shows now, not when a part is wanted
-        self.manager.require(required, strict=strict)
+        self.require(required, strict=strict)
+
+    def require(self, required: Iterable[str] | None, *, strict: bool) -> None:
+        """Raise `PluginError` unless these plugins loaded without a fault; when ``strict``, for any fault at all."""
+        names = () if required is None else required
+        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+            raise ConfigurationError(f"required takes a list of plugin names, not {required!r}.")
+        names = list(names)
+        if names or strict:
+            self._ask_all()
+            self.manager.require(names, strict=strict)
 
     # ------------------------------------------------------------------------------------------ listing
 
@@ -285,7 +294,17 @@ class Registry:
     def _argument(self, kind: str, name: str, value: Any) -> Any:
         """A part of a part: a spec, or whatever is given where a part is expected."""
         wanted = value.kind if isinstance(value, Spec) else NESTED.get((kind, name))
-        return value if wanted is None or value is None else self.resolve(wanted, value)
+        return self._resolved(value) if wanted is None or value is None else self.resolve(wanted, value)
+
+    def _resolved(self, value: Any) -> Any:
+        """A value with the specs in its lists and mappings made."""
+        if isinstance(value, Spec):
+            return self.resolve(value.kind, value)
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._resolved, value)) if type(value) in (list, tuple) else value
+        if type(value) is dict:
+            return {key: self._resolved(item) for key, item in value.items()}
+        return value
 
     def _make_named(self, kind: str, name: str, arguments: Mapping[str, Any]) -> Any:
         part, entry = KINDS[kind], self._entry(kind, name)

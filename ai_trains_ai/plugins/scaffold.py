@@ -11,7 +11,7 @@ from pathlib import Path
 import ai_trains_ai
 from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.plugins.registry import Registry
-from ai_trains_ai.store.folder import attempt_write
+from ai_trains_ai.store import attempt_write
 
 TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z][a-z0-9]*)*")
@@ -34,8 +34,8 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or _exists(module):
         raise ConfigurationError(f"The plugin's module would be {module!r}, which is taken. Choose another name.")
-    built_in = {name for kind in ("reward", "gpu_provider") for name in Registry().entries(kind)}
-    if short in built_in:
+    taken = {name for kind in ("reward", "gpu_provider") for name in Registry().entries(kind)}
+    if short in taken:
         raise ConfigurationError(f"The plugin's parts would be called {short!r}, which is taken. Choose another name.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists and is not an empty folder. Choose another with --folder.")

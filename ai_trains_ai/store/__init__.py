@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ai_trains_ai.store.folder import RunFolder
+from ai_trains_ai.store.folder import RunFolder, attempt_write
 from ai_trains_ai.store.store import Store
 
-__all__ = ["RunFolder", "Store"]
+__all__ = ["RunFolder", "Store", "attempt_write"]

@@ -112,7 +112,9 @@ class RunFolder:
         attempt_write(self.plugins, json.dumps(list(plugins), indent=2).encode() + b"\n")
 
     def read_plugins(self) -> list[dict[str, str]]:
-        """The plugins that the run last went on with."""
+        """The plugins that the run last went on with; none for a run of before they were kept."""
+        if not self.plugins.exists():
+            return []
         try:
             plugins = json.loads(self.plugins.read_text(encoding="utf-8"))
             names = ("name", "source", "distribution", "version", "value")

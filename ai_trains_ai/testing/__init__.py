@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ai_trains_ai.testing.cases import outcomes
-    from ai_trains_ai.testing.fakes import FakeClock, FakeGPUProvider, ScriptedAgent, TinyRunner, run_context
+    from ai_trains_ai.testing.fakes import (
+        LOST_REPLY,
+        FakeClock,
+        FakeGPUProvider,
+        ScriptedAgent,
+        TinyRunner,
+        Unlisted,
+        run_context,
+    )
     from ai_trains_ai.testing.family import TaskFamilyContract
     from ai_trains_ai.testing.provider import GPUProviderContract
     from ai_trains_ai.testing.reward import RewardFnContract
@@ -35,14 +43,17 @@ _HOMES = {
     "SandboxContract": "sandbox",
     "TaskFamilyContract": "family",
     "TrackerContract": "tracker",
+    "LOST_REPLY": "fakes",
     "FakeClock": "fakes",
     "FakeGPUProvider": "fakes",
     "ScriptedAgent": "fakes",
     "TinyRunner": "fakes",
+    "Unlisted": "fakes",
     "outcomes": "cases",
     "run_context": "fakes",
 }
 __all__ = [
+    "LOST_REPLY",
     "FakeClock",
     "FakeGPUProvider",
     "GPUProviderContract",
@@ -55,6 +66,7 @@ __all__ = [
     "TaskFamilyContract",
     "TinyRunner",
     "TrackerContract",
+    "Unlisted",
     "outcomes",
     "run_context",
 ]

@@ -69,12 +69,20 @@ class Rented:
         )
 
     async def end(self) -> None:
-        """Terminate what is left. A foreign pod is never touched, whatever the list says."""
-        listed = [pod.id for pod in await self._provider.list(self.prefix) if pod.marker.startswith(self.prefix)]
+        """Terminate what is left, each pod in a try of its own; never a foreign one, whatever the list says."""
+        left: list[str] = []
+        try:
+            listed = [pod.id for pod in await self._provider.list(self.prefix) if pod.marker.startswith(self.prefix)]
+        except Exception as error:
+            listed, left = [], [f"whatever is named {self.prefix}… ({error!r})"]
         for pod_id in dict.fromkeys([*self._made, *listed]):
-            pod = await self._provider.get(pod_id)
-            if pod is not None and pod.status != "terminated":
-                await self._provider.terminate(pod_id)
+            try:
+                pod = await self._provider.get(pod_id)
+                if pod is not None and pod.status != "terminated":
+                    await self._provider.terminate(pod_id)
+            except Exception as error:
+                left.append(f"{pod_id} ({error!r})")
+        assert not left, f"these could not be terminated and may cost money, end them by hand: {', '.join(left)}"
 
 
 class GPUProviderContract:
@@ -243,7 +251,10 @@ class GPUProviderContract:
     @pytest.mark.asyncio
     async def test_pods_are_made_at_once(self, provider: GPUProvider, rented: Rented) -> None:
         markers = [f"{rented.prefix}-{number}" for number in range(3)]
-        await asyncio.gather(*(rented.pod(marker) for marker in markers))
+        made = await asyncio.gather(*(rented.pod(marker) for marker in markers), return_exceptions=True)
+        for pod in made:
+            if isinstance(pod, BaseException):
+                raise pod
         listed = [pod.marker for pod in await provider.list(rented.prefix)]
         assert sorted(listed) == markers, "calls may run at once; of three pods made together some got lost"
 

@@ -182,7 +182,7 @@ def test_a_hook_may_leave_out_arguments() -> None:
 
 # ------------------------------------------------------------------------------------------ events and their handler
 
-EVENTS = [kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, events.Event)][:]
+EVENTS = [kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, events.Event)]
 KINDS = [kind for kind in EVENTS if kind is not events.Event and kind.__module__ == events.__name__]
 
 
@@ -208,7 +208,7 @@ def test_a_handler_without_methods_sees_everything_quietly() -> None:
 
 
 def test_a_misspelt_method_of_a_handler_is_told_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"Watch\.on_step_finnished: .*Did you mean on_step_finished\?"):
+    with pytest.raises(ConfigurationError, match=r"Watch\.on_step_finnished: .*Did you mean 'on_step_finished'\?"):
 
         class Watch(ata.EventHandler):
             def on_step_finnished(self, event: events.Event) -> None: ...

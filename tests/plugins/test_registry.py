@@ -82,3 +82,22 @@ def test_a_plugin_registers_names_and_clashes_are_named() -> None:
 def test_a_class_instead_of_an_instance() -> None:
     with pytest.raises(ConfigurationError, match=r"it is the class Flat, not an instance. Give an instance: Flat\(\)"):
         Registry([Flat])
+
+
+def test_specs_in_lists_and_mappings_are_made() -> None:
+    class Sum(ata.RewardFn):
+        def __init__(self, parts: list[ata.RewardFn], named: dict[str, ata.RewardFn]) -> None:
+            self.parts, self.named = parts, named
+
+        def __call__(self, outcome: EpisodeOutcome) -> Reward:
+            return Reward(0.0, {}, {})
+
+    class Plugin:
+        @ata.hookimpl
+        def register_rewards(self, register) -> None:  # type: ignore[no-untyped-def]
+            register("sum", Sum, summary="")
+
+    hybrid = ata.reward("hybrid")
+    made = Registry([Plugin()]).resolve("reward", ata.reward("sum", parts=[hybrid], named={"a": hybrid}))
+    assert isinstance(made.parts[0], HybridReward)
+    assert isinstance(made.named["a"], HybridReward)

@@ -27,7 +27,7 @@ from ai_trains_ai.records import (
     TrainStep,
     Turn,
 )
-from ai_trains_ai.store.folder import attempt_write
+from ai_trains_ai.store import attempt_write
 from ai_trains_ai.testing.fakes.context import NO_TENSORS
 
 ENVIRONMENT = """\

@@ -31,7 +31,7 @@ from ai_trains_ai.records import (
     SamplingParams,
     TrainingJob,
 )
-from ai_trains_ai.store.folder import attempt_write
+from ai_trains_ai.store import attempt_write
 from ai_trains_ai.testing.fakes.context import NO_TENSORS
 
 

@@ -136,6 +136,10 @@ class TransportError(AiTrainsAiError):
     """A file or command on a machine is not as expected; trying again would not help."""
 
 
+class Fenced(AiTrainsAiError):
+    """Another controller took this machine over: a newer one of the same run. This one may not touch it any more."""
+
+
 class BudgetExceeded(AiTrainsAiError):
     """A spend would pass the budget. Nothing was started."""
 

@@ -401,9 +401,16 @@ class GPUProvider(ABC):
         for line in nothing:
             yield line
 
-    async def billed(self, since: datetime) -> Money | None:
-        """The provider's own bill since a moment, where it has one: an alarm, never the ledger."""
+    async def billed(self, since: datetime, pod_ids: Sequence[str] | None = None) -> Money | None:
+        """The provider's own bill since a moment, where it has one: an alarm, never the ledger.
+
+        Of these pods alone; ``None``: of the whole account, foreign pods included.
+        """
         return None
+
+    def end_command(self, pod: Pod) -> str:
+        """What the pod's dead-man switch runs in a shell on it, to end it from within; empty: its jobs end, no more."""
+        return ""
 
     async def close(self) -> None:
         """Close the connection to the service; pods stay. Idempotent."""

@@ -522,22 +522,33 @@ class PodSpec:
 
 @frozen
 class Pod:
-    """A rented machine."""
+    """A rented machine. ``host`` names the machine below it, where the provider tells: a bad one is avoided later.
+
+    ``root`` is the folder on it that jobs live in.
+    """
 
     id: str
     marker: str
     offer: Offer
     status: Literal["starting", "ready", "unreachable", "terminated"]
     address: str = ""
+    host: str = ""
+    root: str = "/var/tmp/ai-trains-ai"
 
 
 @frozen
 class Lease:
-    """The hold of one job on one slot of a pod."""
+    """The hold of one job on one slot (counted from 0) of a pod.
+
+    ``begin`` is seconds since the epoch; ``seconds`` is the longest time that the budget was asked for.
+    """
 
     id: str
     pod: Pod
     job_id: str
+    slot: int = 0
+    begin: float = 0.0
+    seconds: float = 0.0
 
 
 @frozen
@@ -562,6 +573,23 @@ class Rental:
     created: float
     seen: float
     pod_id: str = ""
+
+
+@frozen
+class Placement:
+    """Where a job runs on rented machines, or how it ended. ``attempt`` counts from 1; ``exit`` is its exit status.
+
+    An "ended" job has its result with the run; a "running" one is on the pod of ``marker``, or was when it was last
+    seen. ``why`` says what ended it, when it didn't end by itself.
+    """
+
+    job_id: str
+    attempt: int
+    marker: str
+    state: Literal["running", "ended"] = "running"
+    exit: int | None = None
+    seconds: float = 0.0
+    why: str = ""
 
 
 @frozen

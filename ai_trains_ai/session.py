@@ -1,4 +1,4 @@
-"""Builds what a run lends to its parts."""
+"""Builds what a run lends to its parts, and finds its machines again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 
 from ai_trains_ai import events
+from ai_trains_ai.configuration import revive
 from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.fleet import Fleet, Ledger
+from ai_trains_ai.fleet.forecast import provider_of
 from ai_trains_ai.interfaces import GPUProvider, RunContext, Sandbox
-from ai_trains_ai.plugins import Hooks
+from ai_trains_ai.plugins import Hooks, Registry
 from ai_trains_ai.records import Budget
 from ai_trains_ai.store import RunFolder, Store
 
@@ -31,6 +33,37 @@ def environment_secret(name: str) -> str:
     if not value:
         raise ConfigurationError(f"The environment variable {name} is not set; this part needs it.")
     return value
+
+
+def marker_of(store: Store) -> str:
+    """How the names of all pods of a run begin, and of no others."""
+    return f"ata-{store.meta('run_id')}"
+
+
+def provider_of_run(folder: RunFolder, named: str | None = None) -> GPUProvider:
+    """The provider that a run rents from, made anew from its configuration; or the one that is ``named``.
+
+    Raises:
+        ConfigurationError: the run's provider was passed by hand, or it rents from nobody.
+        UnknownName, MissingDependency: its name means nothing here.
+    """
+    registry = Registry()
+    if named is not None:
+        provider: GPUProvider = registry.resolve("gpu_provider", named)
+        return provider
+    described = folder.read_config().get("parts", {}).get("inner", {})
+    if "instance" in described or not described:
+        raise ConfigurationError(
+            f"The machines of {folder.path} come from a part that was passed by hand "
+            f"({described.get('instance', 'not described')}), which a file can't hold. "
+            'Name the provider: --provider NAME, or --provider "module:attribute".'
+        )
+    found = provider_of(registry.resolve("job_runner", revive("inner", "job_runner", described)))
+    if found is None:
+        raise ConfigurationError(
+            f"The job runner of {folder.path} ({described['name']}) rents no machines: its jobs ran on this one."
+        )
+    return found
 
 
 def open_context(
@@ -57,7 +90,7 @@ def open_context(
 
     def fleet(provider: GPUProvider) -> Fleet:
         if id(provider) not in fleets:
-            fleets[id(provider)] = Fleet(provider, ledger, clock, f"ata-{store.meta('run_id')}")
+            fleets[id(provider)] = Fleet(provider, ledger, clock, marker_of(store))
         return fleets[id(provider)]
 
     return RunContext(

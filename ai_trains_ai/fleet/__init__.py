@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ai_trains_ai.fleet.ledger import Ledger
-from ai_trains_ai.fleet.pool import Fleet, FleetTimes
+from ai_trains_ai.fleet.pool import Fleet
+from ai_trains_ai.fleet.renting import FleetTimes
 
 __all__ = ["Fleet", "FleetTimes", "Ledger"]

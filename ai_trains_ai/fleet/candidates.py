@@ -41,10 +41,10 @@ class Candidates:
         return offer.usd_per_hour / offer.slots * self._expected_hours(offer.gpu_type)
 
     def ranked(self, offers: Iterable[Offer]) -> list[Offer]:
-        """Those that may be tried now, the best first."""
+        """Those that may be tried now, the best first; of equal ones, the provider's first."""
         now = self._clock()
         free = [offer for offer in offers if offer.available and self._of(offer).until <= now]
-        return sorted(free, key=lambda offer: (self.usd_per_job(offer), offer.id))
+        return sorted(free, key=self.usd_per_job)
 
     def refused(self, offer: Offer) -> None:
         """It was out of stock: leave it alone for a while, longer each time."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from ai_trains_ai.errors import BudgetExceeded
 from ai_trains_ai.events import Charged, Event
-from ai_trains_ai.records import Budget, Charge
+from ai_trains_ai.records import Budget, Charge, Rental
 from ai_trains_ai.store import Store
+
+Dollars = Callable[[], float]
 
 
 class Ledger:
@@ -24,7 +26,8 @@ class Ledger:
         self._store, self._clock, self._emit = store, clock, emit
         self._before_spend = before_spend
         self._spent = sum(charge.usd for _, charge in store.charges())
-        self._accruing: list[Callable[[], float]] = []
+        self._accruing: list[Dollars] = []
+        self._reserving: list[Dollars] = []
         self.budget = budget
         self.store = store
 
@@ -33,9 +36,20 @@ class Ledger:
         """US dollars so far, earlier sessions of the run included, and what running machines owe and isn't booked."""
         return self._spent + sum(owed() for owed in self._accruing)
 
-    def accrue(self, owed: Callable[[], float]) -> None:
-        """Count what ``owed`` gives as spent, too: dollars that are due and will be booked later."""
+    @property
+    def reserved(self) -> float:
+        """US dollars that what goes on now may still cost until it is finished."""
+        return sum(reserved() for reserved in self._reserving)
+
+    @property
+    def left(self) -> float:
+        """US dollars that are neither spent nor reserved; infinite without a budget."""
+        return float("inf") if self.budget.usd is None else self.budget.usd - self.spent - self.reserved
+
+    def accrue(self, owed: Dollars, reserved: Dollars) -> None:
+        """Count what ``owed`` gives as spent, too, due and booked later; and hold back what ``reserved`` gives."""
         self._accruing.append(owed)
+        self._reserving.append(reserved)
 
     def require(self, charge: Charge) -> None:
         """Ask before a spend of at least ``charge``.
@@ -43,18 +57,19 @@ class Ledger:
         Raises:
             BudgetExceeded: it would pass the budget, or a plugin's ``before_spend`` forbids it.
         """
-        cap = self.budget.usd
-        if cap is not None and self.spent + charge.usd > cap:
+        if charge.usd > self.left:
+            held = f" and {self.reserved:.2f} are held for what goes on" if self.reserved >= 0.005 else ""
             raise BudgetExceeded(
-                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {max(0.0, cap - self.spent):.2f} "
-                f"of {cap:.2f} USD are left. Raise the budget to go on."
+                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {max(0.0, self.left):.2f} "
+                f"of {self.budget.usd:.2f} USD are left{held}. Raise the budget to go on."
             )
         if self._before_spend is not None:
             self._before_spend(charge, self)
 
-    def charge(self, charge: Charge) -> None:
-        """Book what was used, busy, idle and failed time alike."""
+    def charge(self, *charges: Charge, rental: Rental | None = None, ended_lease: str = "") -> None:
+        """Book what was used, busy, idle and failed time alike, and in the same transaction what that settles."""
         now = self._clock()
-        self._store.save_charges([(now, charge)])
-        self._spent += charge.usd
-        self._emit(Charged(charge, time=now))
+        self._store.save_charges([(now, charge) for charge in charges], rental=rental, ended_lease=ended_lease)
+        self._spent += sum(charge.usd for charge in charges)
+        for charge in charges:
+            self._emit(Charged(charge, time=now))

@@ -29,6 +29,8 @@ def register_job_runners(register: Register) -> None:
 def register_gpu_providers(register: Register) -> None:
     register("local", "ai_trains_ai.providers.local:LocalProvider", summary="this machine, one CPU slot per core")
     register("ssh", "ai_trains_ai.providers.ssh:SSHProvider", summary="machines of your own, over SSH", extra="ssh")
+    runpod = "ai_trains_ai.providers.runpod.provider:RunpodProvider"
+    register("runpod", runpod, summary="pods rented from Runpod, over its REST API", extra="runpod")
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -28,6 +28,8 @@ CREATE TABLE charges (
     unit TEXT NOT NULL, usd REAL NOT NULL, pod TEXT NOT NULL DEFAULT '');
 CREATE TABLE rentals (
     marker TEXT PRIMARY KEY, provider TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE leases (id TEXT PRIMARY KEY, pod TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE placements (job_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
 CREATE TABLE checkpoints (name TEXT PRIMARY KEY, version INTEGER NOT NULL, path TEXT NOT NULL);
 CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL);
 """
@@ -38,5 +40,9 @@ MIGRATIONS: dict[int, str] = {
 ALTER TABLE charges ADD COLUMN pod TEXT NOT NULL DEFAULT '';
 CREATE TABLE rentals (
     marker TEXT PRIMARY KEY, provider TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
+""",
+    2: """
+CREATE TABLE leases (id TEXT PRIMARY KEY, pod TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE placements (job_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
 """,
 }

@@ -26,6 +26,8 @@ from ai_trains_ai.records import (
     Evaluation,
     JobHandle,
     JobResult,
+    Lease,
+    Placement,
     Rental,
     Submission,
     TrainingJob,
@@ -243,9 +245,17 @@ class Store:
         rows = self._db.execute("SELECT name, path, version FROM checkpoints ORDER BY version")
         return [Checkpoint(*row) for row in rows]
 
-    def save_charges(self, charges: Sequence[tuple[float, Charge]]) -> None:
+    def save_charges(
+        self, charges: Sequence[tuple[float, Charge]], *, rental: Rental | None = None, ended_lease: str = ""
+    ) -> None:
+        """Book charges, and in the same transaction what they settle: a pod's new state, or a lease's end."""
         rows = [(t, c.kind, c.subject, c.quantity, c.unit, c.usd, c.pod) for t, c in charges]
         with self._transaction() as db:
+            if rental is not None:
+                db.execute(_SAVE_RENTAL, _rental_row(rental))
+                if rental.state == "ended":
+                    db.execute("DELETE FROM leases WHERE pod = ?", (rental.marker,))
+            db.execute("DELETE FROM leases WHERE id = ?", (ended_lease,))
             db.executemany(
                 "INSERT INTO charges (time, kind, subject, quantity, unit, usd, pod) VALUES (?,?,?,?,?,?,?)", rows
             )
@@ -259,16 +269,62 @@ class Store:
         row = self._db.execute("SELECT COALESCE(SUM(usd), 0) FROM charges WHERE pod=?", (marker,)).fetchone()
         return float(row[0])
 
-    def save_rental(self, rental: Rental) -> None:
-        """Keep what is known of a pod: the intent before it is created, too."""
+    def save_rentals(self, *rentals: Rental) -> None:
+        """Keep what is known of pods: the intent before one is created, too."""
         with self._transaction() as db:
-            row = (rental.marker, rental.provider, rental.state, to_json(rental))
-            db.execute("INSERT OR REPLACE INTO rentals VALUES (?,?,?,?)", row)
+            db.executemany(_SAVE_RENTAL, map(_rental_row, rentals))
 
     def rentals(self, provider: str | None = None) -> list[Rental]:
         """Every pod that the run ever rented (of one provider), in order."""
         query = "SELECT record FROM rentals WHERE ? IS NULL OR provider = ? ORDER BY rowid"
         return [from_json(row[0], Rental) for row in self._db.execute(query, (provider, provider))]
+
+    def save_lease(self, lease: Lease) -> None:
+        """Keep a lease that a restarted controller takes up again. `save_charges` ends it."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO leases VALUES (?,?,?)", (lease.id, lease.pod.marker, to_json(lease)))
+
+    def leases(self) -> list[Lease]:
+        """Those that were kept and have not ended."""
+        return [from_json(row[0], Lease) for row in self._db.execute("SELECT record FROM leases ORDER BY rowid")]
+
+    def place(self, placement: Placement) -> None:
+        """Keep where a job's next attempt runs. A job that has ended, or has a later one, stays as it is."""
+        row = (placement.job_id, placement.attempt, placement.state, to_json(placement))
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO placements VALUES (?,?,?,?) ON CONFLICT (job_id) DO UPDATE SET "
+                "attempt = excluded.attempt, record = excluded.record "
+                "WHERE state = 'running' AND excluded.attempt >= attempt",
+                row,
+            )
+
+    def end_placement(self, placement: Placement) -> bool:
+        """Keep how an attempt ended. False: another attempt is the valid one, or the job had ended; nothing changed."""
+        row = (placement.state, to_json(placement), placement.job_id, placement.attempt)
+        with self._transaction() as db:
+            changed = db.execute(
+                "UPDATE placements SET state = ?, record = ? WHERE job_id = ? AND attempt = ? AND state = 'running'",
+                row,
+            )
+            return changed.rowcount == 1
+
+    def placements(self) -> list[Placement]:
+        """Every job that ever was on a rented machine, in order of its first attempt."""
+        rows = self._db.execute("SELECT record FROM placements ORDER BY rowid")
+        return [from_json(row[0], Placement) for row in rows]
+
+    def placement(self, job_id: str) -> Placement | None:
+        row = self._db.execute("SELECT record FROM placements WHERE job_id = ?", (job_id,)).fetchone()
+        return None if row is None else from_json(row[0], Placement)
+
+    def next_epoch(self, at_least: int) -> int:
+        """A number higher than every earlier one of this run; of copies of the run, too, if it begins with a time."""
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'fleet_epoch'").fetchone()
+            epoch = max(at_least, json.loads(row[0]) + 1 if row else 0)
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('fleet_epoch', ?)", (json.dumps(epoch),))
+            return epoch
 
     def save_event(self, event: Event) -> None:
         row = (event.time, type(event).__name__, json.dumps(to_data(event)))
@@ -278,6 +334,16 @@ class Store:
     def events(self) -> list[tuple[float, str, dict[str, Any]]]:
         rows = self._db.execute("SELECT time, type, data FROM events ORDER BY id")
         return [(row[0], row[1], json.loads(row[2])) for row in rows]
+
+
+_SAVE_RENTAL = (
+    "INSERT INTO rentals VALUES (?,?,?,?) ON CONFLICT (marker) DO UPDATE SET state = excluded.state, "
+    "record = excluded.record"
+)
+
+
+def _rental_row(rental: Rental) -> tuple[str, str, str, str]:
+    return rental.marker, rental.provider, rental.state, to_json(rental)
 
 
 def _episode_row(episode: Episode, stage: str) -> tuple[Any, ...]:

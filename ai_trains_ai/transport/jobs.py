@@ -17,12 +17,13 @@ from typing import Literal
 
 from attrs import frozen
 
-from ai_trains_ai.errors import ConfigurationError, Transient, TransportError, UntrustedDataError
+from ai_trains_ai.errors import ConfigurationError, Fenced, Transient, TransportError, UntrustedDataError
 from ai_trains_ai.interfaces import Transport
 
-SCRIPTS = ("job.sh", "submit.sh", "poll.sh", "end.sh", "deadman.sh")
+SCRIPTS = ("fence.sh", "job.sh", "submit.sh", "poll.sh", "end.sh", "deadman.sh")
 START_SECONDS = 30.0  # a started job that shows no process for so long was lost at its start
 DEADLINE = 60.0  # seconds of one call
+FENCED = 46  # exit status for a controller that another one has followed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 HostJobStatus = Literal["absent", "starting", "running", "ended", "lost"]
@@ -43,19 +44,27 @@ class HostJob:
 
 
 class HostJobs:
-    """The jobs on one host, below the folder ``root``. Safe to use from several tasks, and after a restart of ours."""
+    """The jobs on one host, below the folder ``root``. Safe to use from several tasks, and after a restart of ours.
 
-    def __init__(self, transport: Transport, root: str) -> None:
+    ``epoch`` is the fencing token: once a controller of a higher one was here, every call of a lower one raises
+    `Fenced`.
+    """
+
+    def __init__(self, transport: Transport, root: str, epoch: int = 0) -> None:
         if not root.startswith("/"):
             raise ConfigurationError(f"The root of jobs on a host must be an absolute path, not {root!r}.")
-        self._transport, self._root = transport, root.rstrip("/")
+        self._transport, self._root, self._epoch = transport, root.rstrip("/"), epoch
+        self._prepared = False
 
     async def prepare(self) -> None:
-        """Put the host's side there. Idempotent."""
+        """Put the host's side there, and shut out older controllers. Idempotent."""
+        if self._prepared:
+            return
         folder = resources.files("ai_trains_ai.transport") / "host"
         await self._transport.put({name: (folder / name).read_bytes() for name in SCRIPTS}, self._root)
         await self._call("mkdir", "-p", f"{self._root}/jobs")
         await self.beat()
+        self._prepared = True
 
     async def submit(self, job_id: str, files: Mapping[str, bytes], command: str) -> bool:
         """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
@@ -70,12 +79,12 @@ class HostJobs:
         staged = {f"files/{path}": data for path, data in files.items()}
         await self._transport.put({"job.sh": script, "command": command.encode(), **staged}, stage)
         await self._call("mkdir", "-p", f"{stage}/files")
-        said = await self._script("submit.sh", self._root, stage, _safe(job_id))
+        said = await self._script("submit.sh", stage, _safe(job_id))
         return said.strip() == b"started"
 
     async def poll(self, job_id: str, offset: int = 0, limit: int = 1 << 16) -> HostJob:
         """State and the next piece of the log. Tells the host that the controller is there."""
-        said = await self._script("poll.sh", self._root, _safe(job_id), str(offset + 1), str(limit))
+        said = await self._script("poll.sh", _safe(job_id), str(offset + 1), str(limit))
         line, _, log = said.partition(b"\n")
         there, ended, alive, heartbeat, now, since = (*line.decode("ascii", "replace").split("|"), "", "", "")[:6]
         if there != "yes":
@@ -90,7 +99,7 @@ class HostJobs:
 
     async def cancel(self, job_id: str, grace: int = 5) -> None:
         """End a job and all that it started; ``grace`` seconds lie between asking and killing. Idempotent."""
-        await self._script("end.sh", self._root, str(grace), _safe(job_id), timeout=DEADLINE + grace)
+        await self._script("end.sh", str(grace), _safe(job_id), timeout=DEADLINE + grace)
 
     async def result(self, job_id: str, limit: int) -> dict[str, bytes]:
         """The files that a job left in ``out/``, at most ``limit`` bytes in all: untrusted, the job wrote them.
@@ -102,9 +111,14 @@ class HostJobs:
         archive = await self._transport.get(f"{self._root}/jobs/{_safe(job_id)}/result.tar", limit)
         return _plain_files(archive)
 
+    async def remove(self, job_id: str) -> None:
+        """End a job, and remove its files. Idempotent."""
+        await self.cancel(job_id, 2)
+        await self._call("rm", "-rf", f"{self._root}/jobs/{_safe(job_id)}")
+
     async def wipe(self) -> None:
         """End every job and remove its files: the next lease finds nothing of the last. Idempotent."""
-        await self._script("end.sh", self._root, "2")
+        await self._script("end.sh", "2")
 
     async def arm(self, seconds: int, command: str) -> None:
         """End everything here, then run ``sh command``, once no controller was heard for ``seconds``.
@@ -120,16 +134,18 @@ class HostJobs:
 
     async def disarm(self) -> None:
         """Stop the dead-man switch. Idempotent."""
+        await self.beat()
         await self._call("rm", "-f", f"{self._root}/deadman.pid", f"{self._root}/deadman.command")
 
     async def beat(self) -> None:
         """Tell the host that the controller is there."""
-        await self._call("touch", f"{self._root}/controller")
+        await self._script("beat")
 
     # ------------------------------------------------------------------------------------------ calls
 
     async def _script(self, name: str, *arguments: str, timeout: float = DEADLINE) -> bytes:
-        return await self._call("sh", f"{self._root}/{name}", *arguments, timeout=timeout)
+        fence = f"{self._root}/fence.sh"
+        return await self._call("sh", fence, self._root, str(self._epoch), name, *arguments, timeout=timeout)
 
     async def _call(self, *argv: str, stdin: bytes = b"", timeout: float = DEADLINE) -> bytes:
         status, output = await self._transport.run(argv, stdin=stdin, timeout=timeout)
@@ -137,6 +153,8 @@ class HostJobs:
             raise Transient(
                 f"The connection was lost in {argv[0]} {argv[1].rpartition('/')[2]}; it may have been done."
             )
+        if status == FENCED:
+            raise Fenced("Another controller of this run took the machine over. Stop this one.")
         if status != 0:
             said = output.decode("utf-8", "backslashreplace").strip()[-300:]
             raise TransportError(f"{argv[1].rpartition('/')[2]} failed on the host with status {status}: {said}")

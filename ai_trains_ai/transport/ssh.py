@@ -14,7 +14,7 @@ import logging
 import shlex
 import signal
 import tarfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,21 @@ class Patience:
 
 
 class SSHTransport(Transport):
-    """One host. Connects on first use."""
+    """One host. Connects on first use.
 
-    def __init__(self, host: Host, patience: Patience = Patience()) -> None:
-        self._host, self._patience = host, patience
+    Args:
+        host: where it is.
+        patience: how long to try.
+        locate: asked for where it is now, when it isn't where it was; raises `Transient` when it is nowhere.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        patience: Patience = Patience(),
+        locate: Callable[[], Awaitable[Host]] | None = None,
+    ) -> None:
+        self._host, self._patience, self._locate = host, patience, locate
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting = asyncio.Lock()
         self._seen_key: bytes = b""
@@ -193,6 +204,8 @@ class SSHTransport(Transport):
                     logger.debug("%s: %s; again in %.1f s", self._name, error, pause)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, 10.0)
+                    if self._locate is not None:
+                        self._host = await self._locate()
 
     async def _attempt(self) -> asyncssh.SSHClientConnection:
         ssh = _asyncssh()

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import asyncssh
@@ -24,6 +25,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def new_key(path: Path) -> asyncssh.SSHKey:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    key.write_private_key(path)
+    key.write_public_key(path.with_name(f"{path.name}.pub"))
+    path.chmod(0o600)
+    return key
+
+
+def configure(folder: Path, port: int, session: Mapping[str, str]) -> Path:
+    """Write sshd's configuration; `folder` holds `host` (a key) and `authorized`. `session` is the sessions' env."""
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    config = folder / "sshd_config"
+    config.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/authorized\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        "UsePAM no\nStrictModes no\nMaxStartups 100\nMaxSessions 100\n"
+        f"SetEnv {' '.join(f'{name}={value}' for name, value in session.items())}\n"
+    )
+    return config
+
+
+def tree(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it may end while it is looked at
+        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [pid, *(descendant for child in found for descendant in tree(child))]
+
+
 class Server:
     """One sshd with its own keys and home. `stop` and `start` are a host that goes and comes back."""
 
@@ -32,10 +62,7 @@ class Server:
         self.home = folder / "home"
         self.home.mkdir(parents=True)
         for name in ("host", "client"):
-            key = asyncssh.generate_private_key("ssh-ed25519")
-            key.write_private_key(folder / name)
-            key.write_public_key(folder / f"{name}.pub")
-            (folder / name).chmod(0o600)
+            new_key(folder / name)
         shutil.copy(folder / "client.pub", folder / "authorized")
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -44,14 +71,7 @@ class Server:
         return Host("127.0.0.1", self.port, getpass.getuser(), str(self.folder / "client"))
 
     def start(self) -> None:
-        config = self.folder / "sshd_config"
-        config.write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile none\n"
-            f"AuthorizedKeysFile {self.folder}/authorized\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            f"UsePAM no\nStrictModes no\nMaxStartups 100\nMaxSessions 100\nSetEnv HOME={self.home}\n"
-        )
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)
+        config = configure(self.folder, self.port, {"HOME": str(self.home)})
         log = (self.folder / "sshd.log").open("ab")
         self.process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", str(config)], stdout=log, stderr=log, start_new_session=True
@@ -61,15 +81,8 @@ class Server:
         """Kill the server and its sessions: connections break."""
         if self.process is None:
             return
-        for child in _tree(self.process.pid):
+        for child in tree(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, 9)
         self.process.wait()
         self.process = None
-
-
-def _tree(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it may end while it is looked at
-        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [pid, *(descendant for child in found for descendant in _tree(child))]

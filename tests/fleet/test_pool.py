@@ -136,11 +136,11 @@ async def test_no_more_pods_than_waiting_jobs_need(world: World) -> None:
 
 
 async def test_the_cheapest_per_job_comes_first_and_another_when_it_is_out(tmp_path: Path) -> None:
-    world = World(tmp_path, (DEAR, CHEAP), stock={"a100": 0})
+    world = World(tmp_path, (CHEAP, DEAR), stock={"a100": 0})
     fleet = world.controller()
 
     async def work() -> tuple[str, str]:
-        # per slot both cost the same; the id decides until stock does
+        # per slot both cost the same; the provider's order decides until stock does
         first = await world.job(fleet, "first")
         await fleet.close()
         world.provider.stock["a100"] = 1
@@ -301,7 +301,7 @@ async def test_a_pod_without_work_is_ended(world: World) -> None:
 async def test_nothing_is_rented_that_the_budget_can_not_carry(world: World) -> None:
     world.budget = Budget(usd=0.10)
     fleet = world.controller()
-    with pytest.raises(BudgetExceeded, match=r"a pod of a100 would cost at least 0\.30 USD, but only 0\.10 of 0\.10"):
+    with pytest.raises(BudgetExceeded, match=r"a pod of a100 would cost at least 0\.30 USD, but only 0\.07 of 0\.10"):
         await world.time.run(world.job(fleet, "job"))
     await world.time.run(fleet.close())
     assert "create" not in world.provider.calls

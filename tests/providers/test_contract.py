@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ai_trains_ai.interfaces import GPUProvider
@@ -11,8 +13,8 @@ from ai_trains_ai.testing import FakeGPUProvider, GPUProviderContract
 
 class TestLocalProvider(GPUProviderContract):
     @pytest.fixture
-    def provider(self) -> GPUProvider:
-        return LocalProvider(slots=2)
+    def provider(self, tmp_path: Path) -> GPUProvider:
+        return LocalProvider(slots=2, root=str(tmp_path))
 
 
 class TestFakeGPUProvider(GPUProviderContract):

@@ -214,7 +214,7 @@ def test_a_database_of_the_first_format_is_brought_up_to_date(tmp_path: Path) ->
     Store.create(path).close()
     with sqlite3.connect(path) as db:  # as version 1 had it
         db.executescript(
-            "DROP TABLE rentals; DROP TABLE charges; CREATE TABLE charges (id INTEGER PRIMARY KEY, time REAL NOT NULL,"
+            "DROP TABLE rentals; DROP TABLE leases; DROP TABLE placements; DROP TABLE charges; CREATE TABLE charges (id INTEGER PRIMARY KEY, time REAL NOT NULL,"
             " kind TEXT NOT NULL, subject TEXT NOT NULL, quantity REAL NOT NULL, unit TEXT NOT NULL,"
             " usd REAL NOT NULL);"
             "INSERT INTO charges (time, kind, subject, quantity, unit, usd) VALUES (1, 'busy', 'job', 2, 'seconds', 3);"
@@ -223,7 +223,7 @@ def test_a_database_of_the_first_format_is_brought_up_to_date(tmp_path: Path) ->
     store = Store.open(path)
     assert store.charges() == [(1.0, Charge("busy", "job", 2.0, "seconds", 3.0))]
     rental = Rental("m", "P", Offer("o", "cpu", 0, 1.0), "intent", 1.0, 1.0)
-    store.save_rental(rental)
+    store.save_rentals(rental)
     assert store.rentals("P") == [rental]
     assert store.rentals("Q") == []
     store.close()

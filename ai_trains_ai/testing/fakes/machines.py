@@ -169,8 +169,8 @@ class FakeGPUProvider(GPUProvider):
             yield f"{pod.offer.gpu_type} found"
             yield f"{pod.marker} is {pod.status}"
 
-    async def billed(self, since: datetime) -> Money | None:
-        return Money(self._usd(since.timestamp()))
+    async def billed(self, since: datetime, pod_ids: Sequence[str] | None = None) -> Money | None:
+        return Money(self._usd(since.timestamp(), pod_ids))
 
     def require_reachable(self, pod_id: str) -> None:
         """Raise `Transient` unless the pod is ready."""
@@ -202,8 +202,12 @@ class FakeGPUProvider(GPUProvider):
         ready = self.clock() >= rented.since + self.boot_seconds
         return evolve(rented.pod, status="ready", address="127.0.0.1") if ready else rented.pod
 
-    def _usd(self, since: float) -> float:
-        ours = [rented for rented in self._rented.values() if rented.pod.id != self.foreign.id]
+    def _usd(self, since: float, pod_ids: Sequence[str] | None = None) -> float:
+        ours = [
+            rented
+            for rented in self._rented.values()
+            if rented.pod.id != self.foreign.id and (pod_ids is None or rented.pod.id in pod_ids)
+        ]
         return sum(rented.usd(since, self.clock()) for rented in ours)
 
 

@@ -15,7 +15,6 @@ wait "$C"
 R=$?
 kill -s KILL -- "-$C" 2>/dev/null # what it left behind
 kill "$H" 2>/dev/null
-if [ -d files/out ]; then
-  tar -cf result.tmp -C files out && mv result.tmp result.tar
-fi
+[ -e files/out ] || mkdir files/out
+tar -cf result.tmp -C files out && mv result.tmp result.tar
 echo "$R" | publish exit

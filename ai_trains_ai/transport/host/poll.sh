@@ -1,7 +1,6 @@
-# One line of state, then the log from a byte offset: sh poll.sh ROOT JOB OFFSET LIMIT. Also tells the host that the controller
-# is there. The line: there|exit|alive|heartbeat|now|since, empty where a file isn't there.
+# One line of state, then the log from a byte offset: sh poll.sh ROOT JOB OFFSET LIMIT.
+# The line: there|exit|alive|heartbeat|now|since, empty where a file isn't there.
 ROOT=$1 JOB=$ROOT/jobs/$2
-[ -d "$ROOT" ] && touch "$ROOT/controller"
 [ -d "$JOB" ] || { echo "no||||"; exit 0; }
 E=$(cat "$JOB/exit" 2>/dev/null)
 P=$(cat "$JOB/pid" 2>/dev/null)

@@ -287,7 +287,7 @@ class TestTheBillIsABalance(Contract):
     fails = {"test_the_bill_is_money_or_unknown"}
 
     class broken(FakeGPUProvider):
-        async def billed(self, since: datetime) -> Money | None:
+        async def billed(self, since: datetime, pod_ids: Any = None) -> Money | None:
             return Money(-12.5)
 
 

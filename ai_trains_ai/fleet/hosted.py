@@ -1,0 +1,203 @@
+"""Jobs on rented machines, from files and a command to the files that they leave.
+
+A job is placed in the run's books before it is started, goes on while nobody looks, and is found again by a restarted
+controller. Its result is fetched to the run folder and counted once, whoever fetches it. A machine that fails costs an
+attempt, never the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from attrs import evolve, field, frozen
+
+from ai_trains_ai.errors import ProviderError, Transient, TransportError, UntrustedDataError
+from ai_trains_ai.fleet.pool import Fleet
+from ai_trains_ai.records import Lease, Offer, Placement
+from ai_trains_ai.store import Store
+from ai_trains_ai.transport.jobs import HostJob
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # of a job whose machine fails
+SILENCE = 180.0  # seconds without a word from a machine, or without a heartbeat of a job, after which it is given up
+SLACK = 60.0  # seconds of a lease around the job itself
+LOG_BYTES = 1 << 20  # of a job's log that are kept at most
+
+
+@frozen
+class HostedJob:
+    """What to run: ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
+
+    ``seconds`` is the longest that it may run, ``result_bytes`` the largest result that is taken.
+    """
+
+    id: str
+    files: Mapping[str, bytes] = field(repr=False)
+    command: str
+    seconds: float
+    result_bytes: int = 1 << 30
+
+
+class MachineLost(Exception):
+    """An attempt that ended without the job's doing."""
+
+
+class HostedJobs:
+    """Runs jobs on the pods of a fleet.
+
+    Args:
+        fleet: where they run.
+        store: the run's; keeps where every job is.
+        folder: results go to ``folder/JOB/out``, logs to ``folder/JOB/log``.
+        clock: seconds since the epoch; ``sleep`` waits by it.
+        poll: seconds between two looks at a job.
+        silence: seconds without a word after which a machine or a job is given up.
+        attempts: of a job whose machines fail.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: Store,
+        folder: Path,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        poll: float = 2.0,
+        silence: float = SILENCE,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        self._fleet, self._store, self._folder = fleet, store, folder
+        self._clock, self._sleep, self._poll, self._silence = clock, sleep, poll, silence
+        self._attempts = attempts
+
+    def result(self, job_id: str) -> Placement | None:
+        """How a job ended; ``None`` while it hasn't."""
+        placement = self._store.placement(job_id)
+        return placement if placement is not None and placement.state == "ended" else None
+
+    async def run(self, job: HostedJob) -> Placement:
+        """How the job ended, its result and its log in the folder. Starts it, or goes on with one that is there.
+
+        Idempotent by ``job.id``. Its exit status is ``None`` when it did not end by itself: over its time, its result
+        not to be used, or no machine held it; `Placement.why` says which.
+
+        Raises:
+            BudgetExceeded, ProviderError: as `Fleet.lease` does; the job can be run again.
+        """
+        while (ended := self.result(job.id)) is None:
+            try:
+                async with self._fleet.lease(job.id, job.seconds + SLACK, lasting=True) as lease:
+                    await self._attempt(job, lease)
+            except MachineLost as lost:
+                placed = self._store.placement(job.id) or Placement(job.id, 1, "")
+                logger.warning("Job %s, attempt %d: %s.", job.id, placed.attempt, lost)
+                if placed.attempt < self._attempts:
+                    self._store.place(Placement(job.id, placed.attempt + 1, ""))
+                else:
+                    why = f"its machine was lost {placed.attempt} times: {lost}"
+                    self._store.end_placement(evolve(placed, state="ended", why=why))
+        return ended
+
+    async def _attempt(self, job: HostedJob, lease: Lease) -> None:
+        try:
+            placed = await self._placed(job, lease)
+            state = await self._followed(job, lease, placed)
+            why = "" if state is not None else f"it was not over after {job.seconds:.0f} s"
+            await self._fetched(job, lease, placed, state, why)
+        except (Transient, TransportError) as error:
+            # it didn't mend for as long as the transport is patient: whoever comes next needs another machine
+            why = str(error).rstrip(".")
+            await self._fleet.distrust(lease, why)
+            raise MachineLost(why) from error
+
+    async def _placed(self, job: HostedJob, lease: Lease) -> Placement:
+        """The attempt that runs on the leased pod: started now, or found there."""
+        placed = self._store.placement(job.id)
+        host = await self._fleet.jobs(lease)
+        if placed is None or placed.marker != lease.pod.marker:
+            # nothing of an earlier job, or of an attempt that was given up, may be here
+            await (host.wipe() if lease.pod.offer.slots == 1 else host.remove(job.id))
+            attempt = 1 if placed is None else placed.attempt + bool(placed.marker)
+            placed = Placement(job.id, attempt, lease.pod.marker)
+            self._store.place(placed)
+        await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}")
+        return placed
+
+    async def _followed(self, job: HostedJob, lease: Lease, placed: Placement) -> HostJob | None:
+        """The state of the job once it has ended; ``None`` when its time is over."""
+        log = self._folder / job.id / f"log.{placed.attempt}"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        heard = self._clock()
+        with log.open("ab") as file:
+            while True:
+                try:
+                    host = await self._fleet.jobs(lease)
+                    state = await host.poll(job.id, file.tell())
+                    heard = self._clock()
+                except Transient:
+                    there = any(pod.marker == placed.marker for pod in self._fleet.pods)
+                    if not there or self._clock() - heard > self._silence:
+                        raise
+                    await self._sleep(self._poll)
+                    continue
+                file.write(state.log[: max(0, LOG_BYTES - file.tell())])
+                if state.status == "ended" and (not state.log or file.tell() >= LOG_BYTES):
+                    return state
+                if state.status == "ended":
+                    continue  # there may be more to read
+                if state.status in ("lost", "absent") or state.silent > self._silence:
+                    raise MachineLost(
+                        f"the job is {state.status} on pod {placed.marker}, silent for {state.silent:.0f} s"
+                    )
+                if self._clock() - lease.begin > job.seconds + SLACK / 2:
+                    await host.cancel(job.id)
+                    return None
+                await self._sleep(self._poll)
+
+    async def _fetched(self, job: HostedJob, lease: Lease, placed: Placement, state: HostJob | None, why: str) -> None:
+        """Take the result to the run folder, and count it unless another attempt was counted."""
+        host = await self._fleet.jobs(lease)
+        files: Mapping[str, bytes] = {}
+        if state is not None:
+            try:
+                files = await host.result(job.id, job.result_bytes)
+            except (TransportError, UntrustedDataError) as error:
+                state, why = None, f"its result can't be used: {error}"
+        await asyncio.to_thread(_replace, self._folder / job.id / "out", files)
+        seconds = self._clock() - lease.begin
+        self._store.end_placement(
+            evolve(placed, state="ended", exit=None if state is None else state.exit, seconds=seconds, why=why)
+        )
+        try:
+            await host.remove(job.id)
+        except (ProviderError, TransportError) as error:  # the next job on it wipes it
+            logger.debug("job %s stays on its machine: %s", job.id, error)
+
+
+def _devices(lease: Lease) -> str:
+    """Shows a job the GPUs of its slot, and no others."""
+    offer: Offer = lease.pod.offer
+    if offer.count == 0 or offer.slots == 1:
+        return ""
+    each = max(1, offer.count // offer.slots)
+    devices = ",".join(str(lease.slot * each + device) for device in range(each))
+    return f"export CUDA_VISIBLE_DEVICES={devices}; "
+
+
+def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Put a whole result in place: a reader sees the old one, or the new one."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for path, data in files.items():
+        target = partial / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)

@@ -1,0 +1,1 @@
+"""Pods rented from Runpod."""

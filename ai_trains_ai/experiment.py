@@ -12,23 +12,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, evolve
 
 from ai_trains_ai.blocking import run_blocking
 from ai_trains_ai.configuration import describe, revive
 from ai_trains_ai.environments.versions import require_verifiers
-from ai_trains_ai.errors import ConfigurationError, PluginSetChanged, RunFolderError
+from ai_trains_ai.errors import ConfigurationError, NoCapacity, PluginSetChanged, RunFolderError
 from ai_trains_ai.events import Event, StepFinished
 from ai_trains_ai.interfaces import TaskFamily
 from ai_trains_ai.loop.settings import LoopSettings, Parts
 from ai_trains_ai.plugins import Hooks, Plugins, Registry, Spec, differences, manifest
-from ai_trains_ai.records import Budget, Task
+from ai_trains_ai.records import Budget, PodRequest, Task
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
 from ai_trains_ai.threads import single_thread, usable_cores
+
+if TYPE_CHECKING:
+    from ai_trains_ai.fleet.forecast import Forecast, Machines, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +166,8 @@ class Experiment:
             folder.write_plugins(manifest(self.plugins))
             store = Store.open(folder.database) if self._resuming else Store.create(folder.database)
             stack.callback(store.close)
-            store.set_meta(steps=steps)
+            tasks = [*parts.tasks, *parts.held_out]
+            store.set_meta(steps=steps, families={task.id: task.family for task in tasks})
             usage.keep_in(store, parts.hooks)
             stack.callback(usage.save)
             await self._run_loop(folder, store, parts, steps, usage)
@@ -214,6 +218,75 @@ class Experiment:
             tracker.open(folder.path, folder.path.name, folder.read_config())
             for step in store.steps():  # a step may have been stored and not logged when a run was killed
                 tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
+
+    # ------------------------------------------------------------------------------------------ forecast
+
+    async def forecast(
+        self, steps: int | None = None, *, minutes_per_job: Any = None, request: PodRequest | None = None
+    ) -> Forecast:
+        """What `run` would cost from here on, and how long it would take, each with a range. Starts and rents nothing.
+
+        Args:
+            steps: as for `run`; of a resumed run, only what is still ahead counts.
+            minutes_per_job: a number, or (low, expected, high); default this run's own jobs, else the tasks' time
+                limit.
+            request: the machines to ask prices of; default any.
+
+        Raises:
+            NoCapacity: the runner's provider has no machine of that kind.
+        """
+        from ai_trains_ai.fleet.forecast import Known, forecast
+
+        known, done = Known(), 0
+        if self._resuming is not None:
+            with contextlib.closing(Store.open(self._resuming.database, write=False)) as store:
+                known, done = Known.of(store), len(store.steps())
+        return forecast(
+            self._plan(self._steps(steps), done),
+            await self._machines(request or PodRequest()),
+            known,
+            minutes_per_job=minutes_per_job,
+            usd=self.budget.usd,
+            usd_per_hour=self.budget.usd_per_hour,
+        )
+
+    def forecast_sync(self, steps: int | None = None, **options: Any) -> Forecast:
+        """`forecast` for scripts; also works in a notebook cell."""
+        return run_blocking(self.forecast(steps, **options))
+
+    def _plan(self, steps: int, done: int) -> Plan:
+        """What is ahead when ``done`` of ``steps`` updates are made."""
+        from ai_trains_ai.fleet.forecast import Plan
+
+        settings, (_, tasks, held_out) = self.settings, self._families()
+        ahead = max(0, steps - done)
+        probes = len(held_out) * (1 if done else 2) if settings.probe_episodes else 0
+        groups = ahead * settings.groups_per_step
+        going = settings.groups_per_step + (settings.max_staleness > 0)
+        return Plan(
+            steps=ahead,
+            groups=groups + probes,
+            episodes=groups * settings.group_size + probes * settings.probe_episodes,
+            in_flight=going * settings.group_size,
+            limit=sum(task.limits.seconds for task in tasks) / len(tasks) / 60,
+        )
+
+    async def _machines(self, request: PodRequest) -> Machines:
+        """What the runner's jobs would run on, and its price now."""
+        from ai_trains_ai.fleet.forecast import Machines, provider_of
+
+        given = self._given["inner"]
+        provider = provider_of(self.registry.resolve("job_runner", given))
+        if provider is None:
+            slots = given.arguments.get("slots") if isinstance(given, Spec) else None
+            return Machines(slots=slots, source=f"slots={slots}") if slots else Machines(slots=usable_cores())
+        try:
+            offers = await provider.offers(request)
+        finally:
+            await provider.close()
+        if not offers:
+            raise NoCapacity(f"{type(provider).__name__} has no machine for {request}. Ask for another type.")
+        return Machines(offers, provider.max_pods)
 
     # ------------------------------------------------------------------------------------------ composition
 

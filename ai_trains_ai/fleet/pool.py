@@ -21,7 +21,7 @@ from ai_trains_ai.fleet.books import Books
 from ai_trains_ai.fleet.canary import Canary, answers
 from ai_trains_ai.fleet.candidates import Candidates
 from ai_trains_ai.fleet.ledger import Ledger
-from ai_trains_ai.fleet.renting import TIMES, FleetTimes, Renter, Warm
+from ai_trains_ai.fleet.renting import TIMES, FleetTimes, Renter, Warm, has_stopped
 from ai_trains_ai.interfaces import GPUProvider
 from ai_trains_ai.records import Charge, Lease, Offer, Pod, PodRequest, Rental
 from ai_trains_ai.transport.jobs import HostJobs
@@ -67,7 +67,6 @@ class Fleet:
         self._warm: dict[str, Warm] = {}
         self._booting: set[str] = set()
         self._left_over: dict[str, Lease] = {}  # lasting leases of an earlier session, by job
-        self._missing: set[str] = set()  # pods that the last listing didn't show
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self._starting = asyncio.Condition(), asyncio.Lock()
         self._waiting, self._not_before = 0, 0.0
@@ -129,11 +128,9 @@ class Fleet:
 
     async def distrust(self, lease: Lease, why: str) -> None:
         """Give up the pod of a lease: it can't be used. It is ended, and its machine left alone for a while."""
-        async with self._changed:
-            warm = self._warm.pop(lease.pod.marker, None)
-            self._changed.notify_all()
+        warm = self._warm.get(lease.pod.marker)
         if warm is not None:
-            logger.warning("Pod %s is given up: %s.", warm.marker, why)
+            await self._remove(warm, why)
             self._renter.quarantine(warm.pod)
             await self._renter.end(warm.rental, "failed", warm.transport)
 
@@ -287,9 +284,11 @@ class Fleet:
         while not self._closed:
             await self._sleep(self._times.watch)
             try:
-                await self._let_go(await self._provider.list(self._prefix))
+                await self._look_after(await self._provider.list(self._prefix))
             except ProviderError as error:
-                logger.warning("%s can't be asked for its pods: %s", self._name, error)
+                logger.warning("%s can't be asked for its pods now: %s", self._name, error)
+            except BudgetExceeded as error:  # an observer stops the run: so does the next lease
+                self._broken = error
             await asyncio.gather(*(self._beat(warm) for warm in list(self._warm.values()) if warm.armed))
             for warm in await self._retired():
                 try:
@@ -338,23 +337,38 @@ class Fleet:
                 await warm.jobs.remove(lease.job_id)
         self._books.finish(lease)
 
-    async def _let_go(self, listed: Iterable[Pod]) -> None:
-        """Forget pods that two listings in a row didn't show: somebody else ended them. Their jobs will notice."""
-        there = {pod.marker for pod in listed if pod.status != "terminated"}
+    async def _look_after(self, listed: Iterable[Pod]) -> None:
+        """Let go of pods that are gone, and give up those that stopped, or can't be reached for long.
+
+        Listings lag, so a pod that isn't listed is asked for by its id before it counts as gone.
+        """
+        there = {pod.marker: pod for pod in listed}
+        self._books.seen(marker for marker, pod in there.items() if pod.status in ("starting", "ready"))
+        for warm in list(self._warm.values()):
+            pod = there.get(warm.marker) or await self._provider.get(warm.rental.pod_id)
+            if pod is not None and pod.status == "ready":
+                warm.silent_since = None
+            elif pod is None or pod.status == "terminated":
+                await self._remove(warm, "it is gone, and nobody here ended it")
+                self._books.ended(warm.marker, "idle", lost=True)
+            elif has_stopped(warm.rental, pod):
+                await self._remove(warm, "it stopped by itself")
+                await self._renter.end(warm.rental, "failed", warm.transport, lost=True)
+            elif warm.silent_since is None:
+                warm.silent_since = self._clock()
+            elif self._clock() - warm.silent_since >= self._times.lost:
+                await self._remove(warm, f"it is {pod.status} for {self._clock() - warm.silent_since:.0f} s")
+                self._renter.quarantine(warm.pod)
+                await self._renter.end(warm.rental, "failed", warm.transport)
+
+    async def _remove(self, warm: Warm, why: str) -> None:
+        """No job gets a slot of it any more; those on it notice."""
+        logger.warning("Pod %s is let go: %s.", warm.marker, why)
         async with self._changed:
-            self._books.seen(there)
-            for marker, warm in list(self._warm.items()):
-                if marker in there:
-                    self._missing.discard(marker)
-                elif marker not in self._missing:
-                    self._missing.add(marker)
-                else:
-                    logger.warning("Pod %s is gone; nobody here ended it.", marker)
-                    del self._warm[marker]
-                    for lease in [lease for lease in self._left_over.values() if lease.pod.marker == marker]:
-                        del self._left_over[lease.job_id]
-                    self._books.ended(marker, "idle", lost=True)
-                    self._spawn(warm.transport.close())
+            self._warm.pop(warm.marker, None)
+            for lease in [lease for lease in self._left_over.values() if lease.pod.marker == warm.marker]:
+                del self._left_over[lease.job_id]
+            self._changed.notify_all()
 
     async def close(self) -> None:
         """Terminate every pod, also those that only the books or the provider know. Idempotent.
@@ -414,6 +428,9 @@ class Fleet:
         if pod is None:
             logger.warning("Pod %s is gone; it was last seen %.0f s ago.", rental.marker, self._clock() - rental.seen)
             self._books.ended(rental.marker, "idle", lost=True)
+            return
+        if has_stopped(rental, pod):
+            await self._renter.end(rental, "failed", lost=True)
             return
         known = self._books.rented(rental, pod)
         self._books.settle(rental.marker, "idle")  # whatever it did while nobody was there

@@ -28,7 +28,8 @@ class FleetTimes:
     """Seconds. A lease that says nothing of its length reserves ``admission`` of the budget; a pod is rented only if
     the budget covers ``pod`` of it; one that isn't usable ``boot`` after its create is ended; a create without an
     answer is looked for over ``search`` (listings lag); a pod without work is ended after ``idle``; ``poll`` lies
-    between two looks at a new pod, ``watch`` between two looks at all of them. On the pod, by its own clock, everything
+    between two looks at a new pod, ``watch`` between two looks at all of them; one
+    that its provider can't reach for ``lost`` is given up. On the pod, by its own clock, everything
     ends after ``deadman`` without a word from the controller.
     """
 
@@ -39,6 +40,7 @@ class FleetTimes:
     idle: float = 600.0
     poll: float = 5.0
     watch: float = 10.0
+    lost: float = 120.0
     deadman: float = 1800.0
 
 
@@ -56,6 +58,7 @@ class Warm:
     armed: bool
     leases: dict[int, Lease] = field(factory=dict)  # by slot
     idle_since: float = 0.0
+    silent_since: float | None = None
 
     @property
     def marker(self) -> str:
@@ -67,6 +70,11 @@ class Warm:
 
     def free_slot(self) -> int:
         return next(slot for slot in range(self.pod.offer.slots) if slot not in self.leases)
+
+
+def has_stopped(rental: Rental, pod: Pod) -> bool:
+    """Whether a pod ended by itself: the provider still has it, and charges nothing more for the machine."""
+    return pod.status == "unreachable" and pod.offer.usd_per_hour == 0 < rental.offer.usd_per_hour
 
 
 class Renter:
@@ -137,13 +145,13 @@ class Renter:
         self._books.settle(rental.marker, "boot")
         return warm
 
-    async def end(self, rental: Rental, kind: str, transport: Transport | None = None) -> None:
-        """Terminate a pod and book what is still unbooked of it."""
+    async def end(self, rental: Rental, kind: str, transport: Transport | None = None, *, lost: bool = False) -> None:
+        """Terminate a pod and book what is still unbooked of it; of a ``lost`` one, up to when it was last seen."""
         if transport is not None:
             with contextlib.suppress(Exception):  # it is about to be gone
                 await asyncio.wait_for(transport.close(), LOG_SECONDS)
         await self._provider.terminate(rental.pod_id)
-        self._books.ended(rental.marker, kind)
+        self._books.ended(rental.marker, kind, lost=lost)
 
     def quarantine(self, pod: Pod) -> None:
         """Leave the pod's machine alone for a while, and count it against its offer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ai_trains_ai.records import Baseline, Charge, Checkpoint, Episode, Evaluation, JobResult
+from ai_trains_ai.report.costs import Costs, costs_of
 from ai_trains_ai.report.summary import summarise
 from ai_trains_ai.store import RunFolder, Store
 
@@ -86,6 +87,15 @@ class Run:
         """Time and charge, in order."""
         charges: list[tuple[float, Charge]] = self._read("charges")
         return charges
+
+    @property
+    def costs(self) -> Costs:
+        """What the run has cost so far: by kind, job, step, family and GPU type. A table in a notebook."""
+        store = self._store()
+        try:
+            return costs_of(store)
+        finally:
+            store.close()
 
     @property
     def checkpoint(self) -> tuple[Checkpoint, str] | None:

@@ -142,7 +142,8 @@ class Machine:
         raise NotImplementedError
 
     def freeze(self) -> None:
-        send(self.pids, signal.SIGSTOP)
+        for _ in range(2):  # one may start another while it is being stopped
+            send(self.pids, signal.SIGSTOP)
 
     def thaw(self) -> None:
         send(self.pids, signal.SIGCONT)
@@ -163,7 +164,7 @@ class SshdMachine(Machine):
 
     @property
     def tree(self) -> list[int]:
-        return [pid for pid in tree(self.process.pid) if _alive(pid)] if self.process else []
+        return [pid for pid in tree(self.process.pid) if alive(pid)] if self.process else []
 
     @property
     def first(self) -> str:
@@ -343,7 +344,7 @@ MACHINES: dict[str, type[Machine]] = {
 }
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False

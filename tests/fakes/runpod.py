@@ -378,6 +378,7 @@ def main() -> None:
     parser.add_argument("--ready", type=Path, required=True)
     parser.add_argument("--variant", default="")
     parser.add_argument("--per-minute", type=int, default=60)
+    parser.add_argument("--balance", type=float, default=50.0)
     options = parser.parse_args()
     over, parent = threading.Event(), os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -388,6 +389,7 @@ def main() -> None:
         epoch=options.epoch,
         kind=options.variant,
         requests_per_minute=options.per_minute,
+        balance=options.balance,
     ) as cloud:
         said = {
             "url": cloud.url,

@@ -339,7 +339,8 @@ def _check(body: dict[str, Any], keys: dict[str, type], required: set[str], path
     errors += [f"{path}: missing property '{key}'" for key in sorted(required - set(body))]
     for key, want in keys.items():
         value = body.get(key)
-        if key in body and (not isinstance(value, want) or (want is int and (isinstance(value, bool) or value < 1))):
+        counts = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if key in body and not (counts if want is int else isinstance(value, want)):
             errors.append(f"{path}.{key}: not a valid {want.__name__}")
         if want is str and key in ("name", "id", "templateId") and value == "":
             errors.append(f"{path}.{key}: must not be empty")

@@ -31,7 +31,7 @@ def made(tmp_path: Path, provider: LocalProvider, usd: float | None = None) -> t
 
 
 async def test_no_more_leases_than_slots_and_none_is_lost(tmp_path: Path) -> None:
-    fleet, _, _ = made(tmp_path, LocalProvider(slots=2))
+    fleet, _, _ = made(tmp_path, LocalProvider(slots=2, root=str(tmp_path)))
     running, most = 0, 0
 
     async def job(name: str) -> None:
@@ -47,7 +47,7 @@ async def test_no_more_leases_than_slots_and_none_is_lost(tmp_path: Path) -> Non
 
 
 async def test_a_cancelled_waiter_leaves_its_slot_to_others(tmp_path: Path) -> None:
-    fleet, _, _ = made(tmp_path, LocalProvider(slots=1))
+    fleet, _, _ = made(tmp_path, LocalProvider(slots=1, root=str(tmp_path)))
 
     async def hold() -> None:
         async with fleet.lease("waiter"):
@@ -86,14 +86,14 @@ async def test_the_budget_refuses_what_it_can_not_pay(tmp_path: Path) -> None:
 
 
 async def test_the_ledger_remembers_an_earlier_session(tmp_path: Path) -> None:
-    _, ledger, _ = made(tmp_path, LocalProvider(slots=1))
+    _, ledger, _ = made(tmp_path, LocalProvider(slots=1, root=str(tmp_path)))
     ledger.charge(Charge("busy", "x", 1.0, "seconds", 2.5))
     again = Ledger(Store.open(tmp_path / "run.db"), Budget(), Clock(), lambda event: None)
     assert again.spent == 2.5
 
 
 async def test_close_terminates_pods(tmp_path: Path) -> None:
-    provider = LocalProvider(slots=1)
+    provider = LocalProvider(slots=1, root=str(tmp_path))
     fleet, _, _ = made(tmp_path, provider)
     async with fleet.lease("job") as lease:
         assert await provider.list("marker") == [lease.pod]
@@ -108,7 +108,7 @@ async def test_local_provider_refuses_what_it_is_not() -> None:
 
 
 async def test_local_transport_runs_and_moves_files(tmp_path: Path) -> None:
-    provider = LocalProvider(slots=1)
+    provider = LocalProvider(slots=1, root=str(tmp_path))
     (offer,) = await provider.offers(PodRequest())
     from ai_trains_ai.records import PodSpec
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from fleet.test_costs import books, busy
 from hypothesis import given
 from hypothesis import strategies as st

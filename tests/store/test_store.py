@@ -214,7 +214,8 @@ def test_a_database_of_the_first_format_is_brought_up_to_date(tmp_path: Path) ->
     Store.create(path).close()
     with sqlite3.connect(path) as db:  # as version 1 had it
         db.executescript(
-            "DROP TABLE rentals; DROP TABLE leases; DROP TABLE placements; DROP TABLE charges; CREATE TABLE charges (id INTEGER PRIMARY KEY, time REAL NOT NULL,"
+            "DROP TABLE rentals; DROP TABLE leases; DROP TABLE placements; DROP TABLE charges;"
+            " CREATE TABLE charges (id INTEGER PRIMARY KEY, time REAL NOT NULL,"
             " kind TEXT NOT NULL, subject TEXT NOT NULL, quantity REAL NOT NULL, unit TEXT NOT NULL,"
             " usd REAL NOT NULL);"
             "INSERT INTO charges (time, kind, subject, quantity, unit, usd) VALUES (1, 'busy', 'job', 2, 'seconds', 3);"

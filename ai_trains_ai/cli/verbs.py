@@ -1,7 +1,4 @@
-"""`ai-trains-ai …`: thin over the library.
-
-Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 130 stopped by Ctrl-C (resumable).
-"""
+"""The verbs about runs, jobs and plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ai_trains_ai.errors import AiTrainsAiError, RunInterrupted
+from ai_trains_ai.errors import RunInterrupted
 
 if TYPE_CHECKING:
     from ai_trains_ai.experiment import Experiment
@@ -242,26 +239,3 @@ def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: b
         typer.echo(json.dumps(summary, indent=2))
     else:
         show_summary(run.path, summary, sys.stdout)
-
-
-def main() -> None:
-    """Entry point: library errors become one line and exit code 1."""
-    from ai_trains_ai.threads import keep_memory, single_thread
-
-    single_thread()
-    keep_memory()
-    try:
-        app()
-    except RunInterrupted as stopped:
-        typer.echo(str(stopped), err=True)
-        sys.exit(130)
-    except AiTrainsAiError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("Stopped.", err=True)
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

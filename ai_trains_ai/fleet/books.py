@@ -35,6 +35,11 @@ class Books:
         return list(self._rentals.values())
 
     @property
+    def ever_rented(self) -> bool:
+        """Whether a pod was ever asked for."""
+        return bool(self._store.rentals(self._provider))
+
+    @property
     def usd_per_hour(self) -> float:
         """Of all of them together."""
         return sum(rental.offer.usd_per_hour for rental in self.open)
@@ -60,11 +65,19 @@ class Books:
         self._keep(rental)
         return rental
 
+    def is_stray(self, pod: Pod) -> bool:
+        """Whether a pod with our marker is none of those that are rented: it came late, or a create made two."""
+        rental = self._rentals.get(pod.marker)
+        return rental is None or (rental.state == "alive" and rental.pod_id != pod.id)
+
     def late(self, pod: Pod) -> Rental:
-        """The rental of a pod that turned up after its create was given up."""
+        """The rental of a stray pod, from when its create was asked for."""
         known = next((r for r in self._store.rentals(self._provider) if r.marker == pod.marker), None)
         now = self._clock()
-        return self.rented(known or Rental(pod.marker, self._provider, pod.offer, "intent", now, now), pod)
+        rental = known or Rental(pod.marker, self._provider, pod.offer, "intent", now, now)
+        if known is not None and known.pod_id not in ("", pod.id):
+            rental = evolve(known, marker=f"{pod.marker}~{pod.id}")
+        return self.rented(rental, pod)
 
     def seen(self, markers: Iterable[str]) -> None:
         """These pods are there now."""

@@ -34,7 +34,8 @@ LOG_BYTES = 1 << 20  # of a job's log that are kept at most
 class HostedJob:
     """What to run: ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
 
-    ``seconds`` is the longest that it may run, ``result_bytes`` the largest result that is taken.
+    ``seconds`` is the longest that it may run, ``result_bytes`` the largest result that is taken; ``user`` is whom it
+    runs as where the machine is entered as root (empty: root).
     """
 
     id: str
@@ -42,6 +43,7 @@ class HostedJob:
     command: str
     seconds: float
     result_bytes: int = 1 << 30
+    user: str = ""
 
 
 class MachineLost(Exception):
@@ -126,7 +128,7 @@ class HostedJobs:
             attempt = 1 if placed is None else placed.attempt + bool(placed.marker)
             placed = Placement(job.id, attempt, lease.pod.marker)
             self._store.place(placed)
-        await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}")
+        await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}", job.user)
         return placed
 
     async def _followed(self, job: HostedJob, lease: Lease, placed: Placement) -> HostJob | None:

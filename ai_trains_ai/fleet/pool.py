@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 
 from attrs import evolve
 
@@ -67,6 +67,7 @@ class Fleet:
         self._warm: dict[str, Warm] = {}
         self._booting: set[str] = set()
         self._left_over: dict[str, Lease] = {}  # lasting leases of an earlier session, by job
+        self._strays: set[str] = set()  # ids of pods with our marker that the last look found and nobody rented
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self._starting = asyncio.Condition(), asyncio.Lock()
         self._waiting, self._not_before = 0, 0.0
@@ -342,7 +343,12 @@ class Fleet:
 
         Listings lag, so a pod that isn't listed is asked for by its id before it counts as gone.
         """
-        there = {pod.marker: pod for pod in listed}
+        listed = [pod for pod in listed if pod.status != "terminated"]
+        strays = {pod.id for pod in listed if self._books.is_stray(pod)}
+        if strays & self._strays:  # a listing may still show what was ended a moment ago: two looks decide
+            await self._end_strays(self._strays)
+        self._strays = strays
+        there = {pod.marker: pod for pod in listed if pod.id not in strays}
         self._books.seen(marker for marker, pod in there.items() if pod.status in ("starting", "ready"))
         for warm in list(self._warm.values()):
             pod = there.get(warm.marker) or await self._provider.get(warm.rental.pod_id)
@@ -399,7 +405,8 @@ class Fleet:
                     self._books.nothing_came(rental)
             except Exception as error:
                 failed.append(f"{rental.marker} ({error})")
-        failed += await self._end_strays()
+        if self._books.ever_rented:
+            failed += await self._end_strays()
         self._offers = []
         await self._provider.close()
         if failed:
@@ -441,14 +448,13 @@ class Fleet:
                 warm.leases[lease.slot] = lease
                 self._left_over[lease.job_id] = evolve(lease, pod=warm.pod)
 
-    async def _end_strays(self) -> list[str]:
-        """Terminate what carries our marker and is in no book: a create that turned up late. What could not be."""
+    async def _end_strays(self, only: Container[str] | None = None) -> list[str]:
+        """Terminate what carries our marker and isn't rented (of these ids only). What could not be."""
         failed: list[str] = []
-        known = {rental.marker for rental in self._books.open}
         try:
             for pod in await self._provider.list(self._prefix):
-                if pod.marker not in known:
-                    logger.warning("Pod %s turned up late, and is ended.", pod.marker)
+                if self._books.is_stray(pod) and (only is None or pod.id in only):
+                    logger.warning("Pod %s (%s) turned up late, and is ended.", pod.marker, pod.id)
                     await self._renter.end(self._books.late(pod), "failed")
         except Exception as error:
             failed.append(f"late pods ({error})")

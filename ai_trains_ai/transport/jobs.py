@@ -66,10 +66,11 @@ class HostJobs:
         await self.beat()
         self._prepared = True
 
-    async def submit(self, job_id: str, files: Mapping[str, bytes], command: str) -> bool:
+    async def submit(self, job_id: str, files: Mapping[str, bytes], command: str, user: str = "") -> bool:
         """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
 
-        Idempotent by ``job_id``: returns whether this call started it.
+        Idempotent by ``job_id``: returns whether this call started it. ``user`` is whom it runs as, where we are root
+        on the host: such a job can't read what only root can, the key of the dead-man switch above all.
 
         Raises:
             Transient: the connection was lost; submit again, it is safe.
@@ -77,6 +78,8 @@ class HostJobs:
         stage = f"{self._root}/stage-{uuid.uuid4().hex}"
         script = (resources.files("ai_trains_ai.transport") / "host" / "job.sh").read_bytes()
         staged = {f"files/{path}": data for path, data in files.items()}
+        if user:
+            staged["user"] = _safe(user).encode()
         await self._transport.put({"job.sh": script, "command": command.encode(), **staged}, stage)
         await self._call("mkdir", "-p", f"{stage}/files")
         said = await self._script("submit.sh", stage, _safe(job_id))

@@ -87,21 +87,22 @@ class SSHTransport(Transport):
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
     ) -> tuple[int | None, bytes]:
         ssh = _asyncssh()
+        process = None
         try:
-            process = await self._open(shlex.join(argv))
-        except (TimeoutError, OSError, ssh.Error):
-            return None, b""  # it may have been started
-        try:
-            if not stdin:
-                process.stdin.write_eof()  # asyncssh does so only after some input
-            output, _ = await asyncio.wait_for(process.communicate(stdin or None), timeout)
+            async with asyncio.timeout(timeout):  # a connection that has to be made anew counts, too
+                process = await self._open(shlex.join(argv))
+                if not stdin:
+                    process.stdin.write_eof()  # asyncssh does so only after some input
+                output, _ = await process.communicate(stdin or None)
         except TimeoutError:
-            process.kill()
-            return None, b""
+            if process is not None:
+                process.kill()
+            return None, b""  # it may have been started
         except (OSError, ssh.Error):
             return None, b""  # lost while it ran
         finally:
-            process.close()
+            if process is not None:
+                process.close()
         return _status(process), output
 
     async def _open(self, command: str) -> Any:

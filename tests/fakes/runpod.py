@@ -137,8 +137,10 @@ class LocalRunpod:
 
     # ------------------------------------------------------------------------------------------ pods
 
-    def create(self, name: str, gpu: str, count: int, cloud: str, places: list[str], **rest: Any) -> PodState:
-        """Place a pod, or refuse as the service does."""
+    def create(
+        self, name: str, gpu: str, count: int, cloud: str, places: list[str], bid: float | None = None, **rest: Any
+    ) -> PodState:
+        """Place a pod, or refuse as the service does. One with a `bid` per GPU pays that, and may be interrupted."""
         with self.lock:
             kind = self.gpus.get(gpu)
             if kind is None:
@@ -147,6 +149,10 @@ class LocalRunpod:
             if not 1 <= count <= limit:
                 raise Refused(400, f"gpu.count must be between 1 and {limit} for {gpu} in {cloud}")
             price = round((kind.secure if cloud == "SECURE" else kind.community) * count, 4)
+            if bid is not None:
+                if bid < kind.least_bid:
+                    raise Refused(400, CAPACITY)
+                price = round(bid * count, 4)
             if self.balance < price:  # an hour of credit
                 raise Refused(402, "insufficient balance: add credits to deploy this pod")
             if price + sum(pod.cost for pod in self.pods.values()) > self.spend_limit:
@@ -156,7 +162,7 @@ class LocalRunpod:
             if place is None:
                 raise Refused(400, CAPACITY)
             self.stock[gpu, cloud, place] -= count
-            pod = self._new(name, gpu, count, cloud, place, price, **rest)
+            pod = self._new(name, gpu, count, cloud, place, price, spot=bid is not None, **rest)
             pod.boot = self._take("boot")
             pull = (
                 float(pod.boot.details.get("seconds", 0)) if pod.boot and pod.boot.do == "pull" else self.delays["pull"]
@@ -323,6 +329,11 @@ class LocalRunpod:
     def kill(self, pod_id: str, status: str = "EXITED") -> None:
         """The host is lost."""
         self._finish(self.pods[pod_id], status)
+
+    def interrupt(self, pod_id: str) -> None:
+        """Somebody bid more for its GPU: it is stopped without notice."""
+        assert self.pods[pod_id].spot
+        self._finish(self.pods[pod_id], "EXITED")
 
     def freeze(self, pod_id: str) -> None:
         self._machine(pod_id).freeze()

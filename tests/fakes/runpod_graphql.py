@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from fakes.runpod_records import PodState, Refused
+from fakes.runpod_views import level
 
 if TYPE_CHECKING:
     from fakes.runpod import LocalRunpod
@@ -86,19 +88,22 @@ class Parser:
             return items
         token = self.next()
         if token.startswith('"'):
-            return re.sub(r"\\(.)", r"\1", token[1:-1])
+            return json.loads(token)  # the escapes are the same; an unknown one breaks the document
         if token in ("true", "false", "null"):
             return {"true": True, "false": False, "null": None}[token]
-        return int(token) if re.fullmatch(r"-?\d+", token) else token
+        if re.fullmatch(r"-?\d+", token):
+            return int(token)
+        return float(token) if re.fullmatch(r"-?\d+\.?\d*([eE][+-]?\d+)?", token) else token
 
 
 def select(value: Any, inner: Any) -> Any:
-    """Only what was asked for."""
+    """Only what was asked for. A callable is a field with arguments."""
     if inner is None or value is None:
         return value
     if isinstance(value, list):
         return [select(item, inner) for item in value]
-    return {name: select(value.get(name), deeper) for name, _, deeper in inner}
+    found = {name: (value.get(name), arguments.get("input", {}), deeper) for name, arguments, deeper in inner}
+    return {name: select(v(given) if callable(v) else v, deeper) for name, (v, given, deeper) in found.items()}
 
 
 def resolve(cloud: LocalRunpod, name: str, arguments: dict[str, Any]) -> Any:
@@ -116,7 +121,9 @@ def resolve(cloud: LocalRunpod, name: str, arguments: dict[str, Any]) -> Any:
         except Refused:
             return None
     if name == "podFindAndDeployOnDemand":
-        return pod_fields(cloud, create(cloud, given))
+        return pod_fields(cloud, create(cloud, given, None))
+    if name == "podRentInterruptable":
+        return pod_fields(cloud, create(cloud, given, float(given["bidPerGpu"])))
     if name == "podTerminate":
         try:
             cloud.act(cloud.find(given["podId"]), "terminate")
@@ -132,12 +139,13 @@ def resolve(cloud: LocalRunpod, name: str, arguments: dict[str, Any]) -> Any:
     raise Refused(400, f'Cannot query field "{name}".')
 
 
-def create(cloud: LocalRunpod, given: dict[str, Any]) -> PodState:
+def create(cloud: LocalRunpod, given: dict[str, Any], bid: float | None) -> PodState:
     kind = cloud.gpus.get(given.get("gpuTypeId", ""))
     place = "SECURE" if given.get("cloudType", "ALL") == "ALL" and kind else given.get("cloudType", "SECURE")
     return cloud.create(
         *(given["name"], given.get("gpuTypeId", ""), given.get("gpuCount", 1), place),
         [given["dataCenterId"]] if given.get("dataCenterId") else [],
+        bid,
         image=given.get("imageName", ""),
         args=given.get("dockerArgs", ""),
         disk=given.get("containerDiskInGb", 20),
@@ -165,7 +173,7 @@ def pod_fields(cloud: LocalRunpod, pod: PodState) -> dict[str, Any]:
         "machineId": f"m-{pod.id[:6]}",
         "containerDiskInGb": pod.disk,
         "ports": ",".join(pod.ports),
-        "podType": "RESERVED",
+        "podType": "INTERRUPTABLE" if pod.spot else "RESERVED",
         "machine": {"gpuDisplayName": cloud.gpus[pod.gpu].name, "podHostId": f"{pod.id}-64411eb2"},
         "dockerArgs": pod.args,
         "dockerId": None,
@@ -181,8 +189,21 @@ def pod_fields(cloud: LocalRunpod, pod: PodState) -> dict[str, Any]:
 
 def gpu_fields(cloud: LocalRunpod, gpu: str) -> dict[str, Any]:
     kind = cloud.gpus[gpu]
-    free = max((n for (g, _, _), n in cloud.stock.items() if g == gpu), default=0)
-    cheapest = min(price for price in (kind.secure, kind.community) if price) if free else None
+
+    def lowest(given: dict[str, Any]) -> dict[str, Any]:
+        """Now, for so many GPUs, in one cloud and data center or in any."""
+        clouds = {True: ("SECURE",), False: ("COMMUNITY",), None: ("SECURE", "COMMUNITY")}[given.get("secureCloud")]
+        place, stock = given.get("dataCenterId"), list(cloud.stock.items())
+        there = {c: n for (g, c, dc), n in sorted(stock, key=lambda s: s[1]) if g == gpu and place in (None, dc)}
+        prices = {"SECURE": kind.secure, "COMMUNITY": kind.community}
+        free = {c: prices[c] for c in clouds if there.get(c, 0) >= given.get("gpuCount", 1) and prices[c]}
+        words = {"HIGH": "High", "MEDIUM": "Medium", "LOW": "Low"}
+        return {
+            "minimumBidPrice": kind.least_bid if free else None,
+            "uninterruptablePrice": min(free.values(), default=None),
+            "stockStatus": words.get(level(max((there[c] for c in free), default=0))),
+        }
+
     return {
         "id": gpu,
         "displayName": kind.name,
@@ -190,15 +211,11 @@ def gpu_fields(cloud: LocalRunpod, gpu: str) -> dict[str, Any]:
         "memoryInGb": kind.memory,
         "cudaCores": 0,
         "maxGpuCount": kind.max_secure,
-        "secureCloud": True,
-        "communityCloud": True,
+        "secureCloud": kind.secure > 0,
+        "communityCloud": kind.community > 0,
         "securePrice": kind.secure,
         "communityPrice": kind.community,
-        "secureSpotPrice": None,
-        "communitySpotPrice": None,
-        "lowestPrice": {
-            "minimumBidPrice": None,
-            "uninterruptablePrice": cheapest,
-            "stockStatus": "High" if free else None,
-        },
+        "secureSpotPrice": kind.least_bid,
+        "communitySpotPrice": kind.least_bid,
+        "lowestPrice": lowest,
     }

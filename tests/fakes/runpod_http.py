@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,14 @@ CREATE = {
     "startSsh": bool,
     "templateId": str,
 }
+FIELDS = {  # of GraphQL
+    "podFindAndDeployOnDemand": "create",
+    "podRentInterruptable": "create",
+    "podTerminate": "delete",
+    "pods": "list",
+    "pod": "get",
+    "gpuTypes": "catalog",
+}
 GPU_KEYS = {"id": str, "count": int, "allowedCudaVersions": list, "minCudaVersion": str}
 
 
@@ -107,7 +116,7 @@ class Face:
         except web.HTTPException as missing:
             response = problem(missing.status, "resource not found" if missing.status == 404 else missing.reason)
         except Refused as refused:
-            response = problem(refused.status, refused.detail, refused.errors)
+            response = self._refusal(refused, request)
         except ConnectionAbortedError:
             self.cloud.requests.append((arrived, request.method, request.path, 0))
             if request.transport is not None:
@@ -125,8 +134,7 @@ class Face:
         self._authenticate(request)
         if not self._token():
             return self._slow_down(math.ceil(60 / self.cloud.per_minute))
-        kind = _kind(request)
-        fault = self.cloud._take(kind, "any")
+        fault = self.cloud._take(*await _kinds(request), "any")
         if fault is None:
             return await handler(request)
         return await self._wrong(fault, request, handler)
@@ -290,9 +298,14 @@ class Face:
         try:
             return web.json_response({"data": answer(self.cloud, str(body.get("query", "")))})
         except Refused as refused:
-            code = "INTERNAL_SERVER_ERROR" if refused.status == 500 else "RUNPOD"
-            error = {"message": refused.detail, "extensions": {"code": code}}
-            return web.json_response({"errors": [error], "data": None})
+            return self._refusal(refused, request)
+
+    def _refusal(self, refused: Refused, request: web.Request) -> web.Response:
+        if request.path != "/graphql" or refused.status == 401:
+            return problem(refused.status, refused.detail, refused.errors)
+        code = "INTERNAL_SERVER_ERROR" if refused.status == 500 else "RUNPOD"
+        error = {"message": refused.detail, "extensions": {"code": code}}
+        return web.json_response({"errors": [error], "data": None})
 
     async def admin(self, request: web.Request) -> web.Response:
         """The side door of a cloud in another process: faults, ends, losses; the state is always in the answer."""
@@ -313,15 +326,19 @@ class Face:
         )
 
 
-def _kind(request: web.Request) -> str:
+async def _kinds(request: web.Request) -> list[str]:
+    """What faults call such a request."""
     parts = request.path.strip("/").split("/")[1:]
     if parts == ["pods"]:
-        return "list" if request.method == "GET" else "create"
+        return ["list" if request.method == "GET" else "create"]
     if len(parts) == 2 and parts[0] == "pods":
-        return request.method.lower()
+        return [request.method.lower()]
     if len(parts) == 3:
-        return parts[2]
-    return parts[0] if parts else "graphql"
+        return [parts[2]]
+    if parts:
+        return [parts[0]]
+    document = await request.text()
+    return ["graphql", *(kind for field, kind in FIELDS.items() if re.search(rf"\b{field}\b", document))]
 
 
 async def _json(request: web.Request) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class GPU:
     max_secure: int = 8
     max_community: int = 4
 
+    @property
+    def least_bid(self) -> float:
+        """For a spot pod, per GPU."""
+        return round((self.community or self.secure) / 2, 3)
+
 
 GPUS = {
     "NVIDIA A40": GPU("A40", 48, 0.49, 0.35),
@@ -88,6 +93,7 @@ class PodState:
     mounts: dict[str, Any]
     price: float
     created: float
+    spot: bool = False
     status: str = "PROVISIONING"
     started: float | None = None
     ended: float | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fakes.sshd import Server
 
-from ai_trains_ai.errors import ConfigurationError, TransportError, UntrustedDataError
+from ai_trains_ai.errors import ConfigurationError, Fenced, TransportError, UntrustedDataError
 from ai_trains_ai.providers.local import LocalTransport
 from ai_trains_ai.transport.jobs import HostJob, HostJobs
 from ai_trains_ai.transport.ssh import SSHTransport
@@ -118,7 +118,7 @@ async def test_a_program_that_is_killed_has_the_status_of_its_signal(jobs: HostJ
 async def test_cancel_ends_everything_that_a_job_started(jobs: HostJobs, tmp_path: Path) -> None:
     deaf = "trap '' TERM; sleep 61 & sleep 61 & echo ready; while :; do sleep 61; done"
     await jobs.submit("job", {}, deaf)
-    await until(jobs, "job", lambda state: state.log == b"ready\n")
+    await until(jobs, "job", lambda state: state.log == b"ready\n" and state.status == "running")
     _, group = map(int, (tmp_path / "host/jobs/job/pid").read_text().split())
     await jobs.cancel("job", grace=1)
     state = await until(jobs, "job", ended)
@@ -127,6 +127,44 @@ async def test_cancel_ends_everything_that_a_job_started(jobs: HostJobs, tmp_pat
     await jobs.cancel("job", grace=0)
     await jobs.cancel("never-submitted")
     assert await jobs.poll("job") == state
+
+
+async def test_a_job_that_is_cancelled_at_its_start_does_not_go_on(jobs: HostJobs, tmp_path: Path) -> None:
+    for number in range(10):
+        await jobs.submit(f"job-{number}", {}, f"sleep 1; touch {tmp_path}/went-on-{number}")
+        await jobs.cancel(f"job-{number}", grace=1)
+        state = await until(jobs, f"job-{number}", ended)
+        assert state.exit in (137, 143)
+    await asyncio.sleep(1.5)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("went-on")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a job as somebody else")
+async def test_a_job_of_another_user_can_not_read_the_dead_mans_key(jobs: HostJobs, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+    await jobs.arm(3600, "key=secret-of-the-pod")
+    command = f"id -un; cat number; mkdir out; cp number out; cat {tmp_path}/host/deadman.command /proc/1/environ"
+    await jobs.submit("job", {"number": b"7\n"}, command, user="nobody")
+    state = await until(jobs, "job", ended)
+    assert state.log.startswith(b"nobody\n7\n")
+    assert b"secret" not in state.log
+    assert state.log.count(b"Permission denied") == 2
+    assert await jobs.result("job", 1 << 16) == {"number": b"7\n"}
+
+
+async def test_an_older_controller_is_shut_out(tmp_path: Path) -> None:
+    older, newer = (HostJobs(LocalTransport(), str(tmp_path / "host"), epoch) for epoch in (7, 8))
+    await older.prepare()
+    await older.submit("job", {}, "sleep 60")
+    await newer.prepare()
+    assert (await newer.poll("job")).status in ("starting", "running")
+    for call in (older.poll("job"), older.cancel("job"), older.wipe(), older.beat(), older.submit("more", {}, "true")):
+        with pytest.raises(Fenced, match="took the machine over"):
+            await call
+    assert (await newer.poll("more")).status == "absent"
+    await newer.wipe()
 
 
 async def test_what_a_job_leaves_behind_ends_with_it(jobs: HostJobs, tmp_path: Path) -> None:

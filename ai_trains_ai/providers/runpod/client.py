@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ai_trains_ai.errors import (
     AmbiguousCreate,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BASE_URL = "https://api.runpod.io/v2"
 PER_MINUTE = 50  # requests; the service allows 60 per user, and the user may have a browser open
@@ -76,6 +77,31 @@ class RateLimit:
         self._tokens = min(self._tokens, 1 - seconds * self._rate)
 
 
+def api_key(variable: str) -> str:
+    """The key in an environment variable; it is never shown or stored."""
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise Forbidden(f"There is no Runpod API key. Set the environment variable {variable}.")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise Forbidden(f"The Runpod API key holds a blank or a strange character. Set {variable} anew.")
+    return key
+
+
+async def repeated(call: Callable[[], Awaitable[T]], sleep: Callable[[float], Awaitable[None]]) -> T:
+    """The result of a call that can be repeated without harm; the last of a few `Transient` errors is raised."""
+    for attempt in range(TRIES):
+        try:
+            return await call()
+        except Transient as error:
+            if attempt == TRIES - 1:
+                raise
+            # jitter keeps several controllers from coming back all at once
+            pause = min(LONGEST_PAUSE, PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
+            logger.debug("%s; again in %.1f s", error, pause)
+            await sleep(pause)
+    raise AssertionError("unreachable")
+
+
 class RunpodClient:
     """Calls by path, and their replies as JSON values.
 
@@ -94,11 +120,7 @@ class RunpodClient:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._key = os.environ.get(key_variable, "").strip()
-        if not self._key:
-            raise Forbidden(f"There is no Runpod API key. Set the environment variable {key_variable}.")
-        if not self._key.isascii() or not self._key.isprintable() or " " in self._key:
-            raise Forbidden(f"The Runpod API key holds a blank or a strange character. Set {key_variable} anew.")
+        self._key = api_key(key_variable)
         self.base_url = (base_url or os.environ.get("RUNPOD_REST_V2_API_URL", "") or BASE_URL).rstrip("/")
         self._sleep = sleep
         self._limit = RateLimit(per_minute, clock, sleep)
@@ -109,11 +131,11 @@ class RunpodClient:
 
     async def get(self, path: str, **query: Any) -> Any:
         """The reply to a read. ``None``: there is no such thing (404)."""
-        return await self._repeated("GET", path, query)
+        return await repeated(lambda: self._once("GET", path, query), self._sleep)
 
     async def delete(self, path: str) -> None:
         """Idempotent: what isn't there counts as deleted."""
-        await self._repeated("DELETE", path, {})
+        await repeated(lambda: self._once("DELETE", path, {}), self._sleep)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Any:
         """The reply to a create, which is never repeated.
@@ -166,19 +188,6 @@ class RunpodClient:
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()
-
-    async def _repeated(self, method: str, path: str, query: Mapping[str, Any]) -> Any:
-        for attempt in range(TRIES):
-            try:
-                return await self._once(method, path, query)
-            except Transient as error:
-                if attempt == TRIES - 1:
-                    raise
-                # jitter keeps several controllers from coming back all at once
-                pause = min(LONGEST_PAUSE, PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
-                logger.debug("%s; again in %.1f s", error, pause)
-                await self._sleep(pause)
-        raise AssertionError("unreachable")
 
     async def _once(self, method: str, path: str, query: Mapping[str, Any]) -> Any:
         httpx = _httpx()

@@ -1,5 +1,16 @@
 # Ends jobs and everything that they started: sh end.sh ROOT GRACE [JOB]. Without JOB all of them, and their files go too.
 ROOT=$1 GRACE=$2 ONLY=${3-}
+# a job that is just being started has no process group yet: it is told not to begin, or waited for
+for J in "$ROOT"/jobs/${ONLY:-*}; do
+  [ -d "$J" ] && : >"$J/cancel"
+done
+for J in "$ROOT"/jobs/${ONLY:-*}; do
+  i=0
+  while [ -d "$J/started" ] && [ ! -f "$J/pid" ] && [ ! -f "$J/exit" ] && [ "$i" -lt 20 ]; do
+    sleep 0.1
+    i=$((i + 1))
+  done
+done
 groups() {
   for J in "$ROOT"/jobs/${ONLY:-*}; do
     [ -f "$J/pid" ] && [ ! -f "$J/exit" ] && awk '{print $2}' "$J/pid"

@@ -5,8 +5,18 @@ set -u
 J=$1
 cd "$J" || exit 1
 publish() { cat >"$1.tmp" && mv "$1.tmp" "$1"; }
+if [ -e cancel ]; then
+  echo 143 | publish exit # as if SIGTERM had ended it
+  exit 0
+fi
 # a session of its own for the job: all that it starts can be ended by its group
-setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
+if [ -s user ]; then
+  chown -R "$(cat user)" files
+  setsid sh -c 'cd files && exec "$@"' job setpriv --reuid "$(cat user)" --regid "$(id -g "$(cat user)")" --clear-groups \
+    --no-new-privs sh ../command >log 2>&1 </dev/null &
+else
+  setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
+fi
 C=$!
 echo "$$ $C" | publish pid
 (while kill -s 0 $$ 2>/dev/null; do date +%s | publish hb; sleep 1; done) &

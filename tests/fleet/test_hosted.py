@@ -1,0 +1,211 @@
+"""Jobs on the pods of a fleet: their results once, whatever happens to their machines and to the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from ai_trains_ai.errors import Fenced
+from ai_trains_ai.fleet import Fleet, FleetTimes, Ledger
+from ai_trains_ai.fleet.hosted import HostedJob, HostedJobs
+from ai_trains_ai.interfaces import Transport
+from ai_trains_ai.providers.local import LocalProvider
+from ai_trains_ai.records import Budget, Offer, PodRequest
+from ai_trains_ai.store import Store
+
+TIMES = FleetTimes(watch=0.2, idle=60.0)
+
+
+class Priced(LocalProvider):
+    """This machine at 3.60 dollars an hour."""
+
+    offer = Offer("here", "cpu", 0, 3.6, slots=1)
+
+    async def offers(self, request: PodRequest) -> list[Offer]:
+        return [self.offer]
+
+
+async def fine(transport: Transport, offer: Offer) -> str:
+    return ""
+
+
+class Desk:
+    """One controller of a run, and the next ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleets: list[Fleet] = []
+        self.store = Store.create(folder / "run.db")
+
+    def controller(self, times: FleetTimes = TIMES, **options: Any) -> HostedJobs:
+        self.provider = Priced(root=str(self.folder / "machine"))
+        self.store = Store.open(self.folder / "run.db")
+        self.ledger = Ledger(self.store, Budget(), time.time, lambda event: None)
+        self.fleet = Fleet(self.provider, self.ledger, time.time, "ata-run", times, canary=fine)
+        self.fleets.append(self.fleet)
+        return HostedJobs(self.fleet, self.store, self.folder / "artifacts", time.time, poll=0.05, **options)
+
+    def out(self, job_id: str) -> dict[str, bytes]:
+        folder = self.folder / "artifacts" / job_id / "out"
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    async def die(self, *tasks: asyncio.Task[Any]) -> None:
+        """What SIGKILL leaves of a controller: its books and its machines, and nothing that it would still do."""
+        self.store.close()  # whatever it does on its way out is stored nowhere
+
+        async def nothing(*_: Any, **__: Any) -> None:
+            raise RuntimeError("this process is dead")
+
+        self.provider.terminate = nothing  # type: ignore[method-assign]
+        for task in (*tasks, *self.fleet._tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, *self.fleet._tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    await desk.fleet.close()
+    assert await desk.provider.list("ata-run") == []
+    assert desk.store.leases() == []
+
+
+async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it never happens"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def job(name: str, command: str, seconds: float = 60.0, **options: Any) -> HostedJob:
+    return HostedJob(name, options.pop("files", {}), command, seconds, **options)
+
+
+async def test_a_job_from_its_files_to_its_result(desk: Desk) -> None:
+    jobs = desk.controller()
+    ended = await jobs.run(job("one", "cat n; mkdir out; cp n out/m; exit 3", files={"n": b"41\n"}))
+    assert (ended.exit, ended.attempt, ended.why) == (3, 1, "")
+    assert desk.out("one") == {"m": b"41\n"}
+    assert (desk.folder / "artifacts/one/log.1").read_bytes() == b"41\n"
+    assert await jobs.run(job("one", "exit 9")) == ended  # it is over, once and for all
+
+
+async def test_a_job_is_paid_for_by_the_second(desk: Desk) -> None:
+    await desk.controller().run(job("one", "sleep 0.5"))
+    [busy] = [charge for _, charge in desk.store.charges() if charge.kind == "busy"]
+    assert busy.subject == "one"
+    assert 0.0005 < busy.usd < 0.01
+
+
+async def test_a_job_over_its_time_is_ended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ai_trains_ai.fleet.hosted.SLACK", 0.2)
+    ended = await desk.controller().run(job("slow", f"sleep 5; touch {desk.folder}/went-on", 0.5))
+    assert ended.exit is None
+    assert "not over after 0 s" in ended.why or "not over after 1 s" in ended.why
+    assert not (desk.folder / "went-on").exists()
+
+
+async def test_a_result_that_is_too_large_is_not_taken(desk: Desk) -> None:
+    jobs = desk.controller()
+    ended = await jobs.run(job("fat", "mkdir out; head -c 100000 /dev/zero >out/x", result_bytes=1000))
+    assert ended.exit is None
+    assert "larger than 1000 bytes" in ended.why
+    assert desk.out("fat") == {}
+
+
+async def test_a_result_with_a_link_is_not_taken(desk: Desk) -> None:
+    ended = await desk.controller().run(job("sly", "mkdir out; ln -s /etc/passwd out/x"))
+    assert "is no plain file" in ended.why
+
+
+async def test_of_a_huge_log_the_beginning_is_kept(desk: Desk) -> None:
+    await desk.controller().run(job("loud", "yes | head -c 3000000"))
+    assert (desk.folder / "artifacts/loud/log.1").stat().st_size == 1 << 20
+
+
+async def test_a_job_whose_processes_are_killed_is_run_again(desk: Desk) -> None:
+    command = f"echo run >>{desk.folder}/runs; [ $(wc -l <{desk.folder}/runs) = 2 ] || sleep 60"
+    running = asyncio.ensure_future(desk.controller().run(job("shot", command)))
+    record = await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/shot/pid")))
+    await until(lambda: (desk.folder / "runs").exists())
+    wrapper, group = map(int, record[0].read_text().split())
+    os.kill(wrapper, signal.SIGKILL)
+    os.killpg(group, signal.SIGKILL)
+    ended = await asyncio.wait_for(running, 60)
+    assert (ended.exit, ended.attempt) == (0, 2)
+
+
+async def test_a_job_that_no_machine_holds_is_given_up(desk: Desk) -> None:
+    # it ends its own wrapper, so that no exit record is ever written
+    ended = await asyncio.wait_for(
+        desk.controller(attempts=2).run(job("suicide", "sleep 0.5; kill -9 $(cut -d' ' -f1 ../pid)")), 60
+    )
+    assert ended.exit is None
+    assert ended.why.startswith("its machine was lost 2 times: the job is lost")
+
+
+async def test_a_restarted_controller_goes_on_with_a_job_and_its_lease(desk: Desk) -> None:
+    task = asyncio.ensure_future(
+        desk.controller().run(work := job("long", f"echo run >>{desk.folder}/runs; sleep 1.5"))
+    )
+    await until(lambda: (desk.folder / "runs").exists())
+    await desk.die(task)
+    [lease] = Store.open(desk.folder / "run.db", write=False).leases()
+    ended = await desk.controller().run(work)
+    assert (ended.exit, ended.attempt, ended.marker) == (0, 1, lease.pod.marker)
+    assert (desk.folder / "runs").read_text() == "run\n"
+    [busy] = [charge for _, charge in desk.store.charges() if charge.kind == "busy"]
+    assert busy.quantity == pytest.approx(time.time() - lease.begin, abs=1.0)
+
+
+async def test_a_job_that_ended_while_nobody_was_there_is_fetched(desk: Desk) -> None:
+    work = job("left", "mkdir out; echo done >out/x; sleep 0.3")
+    task = asyncio.ensure_future(desk.controller().run(work))
+    await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/left/pid")))
+    await desk.die(task)
+    await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/left/exit")))
+    assert (await desk.controller().run(work)).exit == 0
+    assert desk.out("left") == {"x": b"done\n"}
+
+
+async def test_a_job_that_nobody_takes_up_again_gives_its_slot_to_others(desk: Desk) -> None:
+    task = asyncio.ensure_future(desk.controller().run(job("orphan", f"sleep 4; touch {desk.folder}/went-on", 0.0)))
+    await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/orphan/pid")))
+    [lease] = desk.store.leases()
+    desk.store.save_lease(evolve(lease, seconds=0.5))
+    await desk.die(task)
+    jobs = desk.controller(FleetTimes(watch=0.1, idle=0.5))
+    assert (await asyncio.wait_for(jobs.run(job("other", "true")), 30)).exit == 0
+    await asyncio.sleep(1.0)
+    assert not (desk.folder / "went-on").exists()
+
+
+async def test_of_two_controllers_the_older_one_is_shut_out(desk: Desk) -> None:
+    older = asyncio.ensure_future(desk.controller().run(work := job("long", "sleep 2")))
+    await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/long/pid")))
+    first = desk.fleet
+    newer = asyncio.ensure_future(desk.controller().run(work))
+    with pytest.raises(Fenced):
+        await asyncio.wait_for(older, 20)
+    for task in list(first._tasks):
+        task.cancel()
+    await asyncio.wait([newer], timeout=30)
+
+
+@pytest.mark.parametrize(("count", "slots", "seen"), [(2, 2, {"0", "1"}), (4, 2, {"0,1", "2,3"}), (1, 1, {""})])
+async def test_a_job_sees_the_gpus_of_its_slot(desk: Desk, count: int, slots: int, seen: set[str]) -> None:
+    jobs = desk.controller()
+    desk.provider.offer = Offer("here", "H200", count, 3.6, slots=slots)  # type: ignore[misc]
+    command = 'mkdir out; printf %s "$CUDA_VISIBLE_DEVICES" >out/gpus; sleep 0.5'
+    await asyncio.gather(*(jobs.run(job(f"job-{n}", command)) for n in range(slots)))
+    assert {desk.out(f"job-{n}")["gpus"].decode() for n in range(slots)} == seen

@@ -580,7 +580,8 @@ class Placement:
     """Where a job runs on rented machines, or how it ended. ``attempt`` counts from 1; ``exit`` is its exit status.
 
     An "ended" job has its result with the run; a "running" one is on the pod of ``marker``, or was when it was last
-    seen. ``why`` says what ended it, when it didn't end by itself.
+    seen. It began at ``began`` (seconds since the epoch) and took ``seconds``; ``why`` says what ended it, when it
+    didn't end by itself.
     """
 
     job_id: str
@@ -588,6 +589,7 @@ class Placement:
     marker: str
     state: Literal["running", "ended"] = "running"
     exit: int | None = None
+    began: float = 0.0
     seconds: float = 0.0
     why: str = ""
 

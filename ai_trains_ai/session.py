@@ -90,7 +90,10 @@ def open_context(
 
     def fleet(provider: GPUProvider) -> Fleet:
         if id(provider) not in fleets:
-            fleets[id(provider)] = Fleet(provider, ledger, clock, marker_of(store))
+            # each fleet has names of its own: what another one of the run rents is no stray
+            number, kind = len(fleets) + 1, type(provider).__name__
+            name = kind if number == 1 else f"{kind}-{number}"
+            fleets[id(provider)] = Fleet(provider, ledger, clock, f"{marker_of(store)}-{number}", name=name)
         return fleets[id(provider)]
 
     return RunContext(

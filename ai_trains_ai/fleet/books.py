@@ -147,9 +147,23 @@ class Books:
 
     def _reserved(self) -> float:
         """Dollars that the leases, and the jobs that wait for one, may still cost."""
+        return sum(self._kept(rental) for rental in self._rentals.values()) + sum(self._waiting.values())
+
+    def expected_of(self, key: str) -> float:
+        """Dollars that are held back by `expect`."""
+        return self._waiting.get(key, 0.0)
+
+    def kept_for(self, marker: str, seconds: float) -> float:
+        """Dollars that a pod would cost more than is reserved already if a job stayed on it for so long."""
+        rental = self._rentals[marker]
+        return max(0.0, seconds * rental.offer.usd_per_hour / 3600 - self._kept(rental))
+
+    def _kept(self, rental: Rental) -> float:
+        """Dollars of a pod until its last lease is over: all of it is paid for, however many slots are in use."""
         now = self._clock()
-        leased = sum(max(0.0, lease.seconds - (now - lease.begin)) * _price(lease) for lease in self._leases.values())
-        return leased + sum(self._waiting.values())
+        mine = (lease for lease in self._leases.values() if lease.pod.marker == rental.marker)
+        last = max((lease.seconds - (now - lease.begin) for lease in mine), default=0.0)
+        return max(0.0, last) * rental.offer.usd_per_hour / 3600
 
     def _due(self, rental: Rental, until: float) -> float:
         """Dollars of a pod's time that no charge covers."""

@@ -8,15 +8,17 @@ attempt, never the job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from attrs import evolve, field, frozen
 
-from ai_trains_ai.errors import ProviderError, Transient, TransportError, UntrustedDataError
+from ai_trains_ai.errors import Fenced, ProviderError, Transient, TransportError, UntrustedDataError
 from ai_trains_ai.fleet.pool import Fleet
 from ai_trains_ai.records import Lease, Offer, Placement
 from ai_trains_ai.store import Store
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3  # of a job whose machine fails
 SILENCE = 180.0  # seconds without a word from a machine, or without a heartbeat of a job, after which it is given up
 SLACK = 60.0  # seconds of a lease around the job itself
+FAREWELL = 10.0  # seconds to end a job that was cancelled
 LOG_BYTES = 1 << 20  # of a job's log that are kept at most
 
 
@@ -109,14 +112,25 @@ class HostedJobs:
     async def _attempt(self, job: HostedJob, lease: Lease) -> None:
         try:
             placed = await self._placed(job, lease)
+        except (Transient, TransportError) as error:  # nothing of the job has run yet: it is the machine
+            await self._lose(lease, error)
+        try:
             state = await self._followed(job, lease, placed)
             why = "" if state is not None else f"it was not over after {job.seconds:.0f} s"
             await self._fetched(job, lease, placed, state, why)
-        except (Transient, TransportError) as error:
+        except Transient as error:
             # it didn't mend for as long as the transport is patient: whoever comes next needs another machine
-            why = str(error).rstrip(".")
-            await self._fleet.distrust(lease, why)
-            raise MachineLost(why) from error
+            await self._lose(lease, error)
+        except TransportError as error:  # the machine answers, and what the job left there makes no sense
+            await self._fetched(job, lease, placed, None, str(error).rstrip("."))
+        except Fenced as error:
+            self._fleet.stop(error)
+            raise
+        except asyncio.CancelledError:
+            # whoever gave the job up doesn't want it; its slot goes to another one
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(asyncio.shield(self._removed(job, lease)), FAREWELL)
+            raise
 
     async def _placed(self, job: HostedJob, lease: Lease) -> Placement:
         """The attempt that runs on the leased pod: started now, or found there."""
@@ -126,10 +140,21 @@ class HostedJobs:
             # nothing of an earlier job, or of an attempt that was given up, may be here
             await (host.wipe() if lease.pod.offer.slots == 1 else host.remove(job.id))
             attempt = 1 if placed is None else placed.attempt + bool(placed.marker)
-            placed = Placement(job.id, attempt, lease.pod.marker)
+            placed = Placement(job.id, attempt, lease.pod.marker, began=self._clock())
             self._store.place(placed)
-        await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}", job.user)
+        if await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}", job.user):
+            placed = evolve(placed, began=self._clock())
+            self._store.place(placed)
         return placed
+
+    async def _lose(self, lease: Lease, error: Exception) -> NoReturn:
+        """Give the pod of a lease up, and this attempt with it."""
+        why = str(error).rstrip(".")
+        await self._fleet.distrust(lease, why)
+        raise MachineLost(why) from error
+
+    async def _removed(self, job: HostedJob, lease: Lease) -> None:
+        await (await self._fleet.jobs(lease)).remove(job.id)
 
     async def _followed(self, job: HostedJob, lease: Lease, placed: Placement) -> HostJob | None:
         """The state of the job once it has ended; ``None`` when its time is over."""
@@ -157,7 +182,7 @@ class HostedJobs:
                     raise MachineLost(
                         f"the job is {state.status} on pod {placed.marker}, silent for {state.silent:.0f} s"
                     )
-                if self._clock() - lease.begin > job.seconds + SLACK / 2:
+                if self._clock() - placed.began > job.seconds + SLACK / 2:
                     await host.cancel(job.id)
                     return None
                 await self._sleep(self._poll)
@@ -172,7 +197,7 @@ class HostedJobs:
             except (TransportError, UntrustedDataError) as error:
                 state, why = None, f"its result can't be used: {error}"
         await asyncio.to_thread(_replace, self._folder / job.id / "out", files)
-        seconds = self._clock() - lease.begin
+        seconds = self._clock() - placed.began
         self._store.end_placement(
             evolve(placed, state="ended", exit=None if state is None else state.exit, seconds=seconds, why=why)
         )

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 
 from attrs import evolve
 
@@ -22,11 +22,13 @@ from ai_trains_ai.fleet.canary import Canary, answers
 from ai_trains_ai.fleet.candidates import Candidates
 from ai_trains_ai.fleet.ledger import Ledger
 from ai_trains_ai.fleet.renting import TIMES, FleetTimes, Renter, Warm, has_stopped
-from ai_trains_ai.interfaces import GPUProvider
+from ai_trains_ai.interfaces import GPUProvider, Transport
 from ai_trains_ai.records import Charge, Lease, Offer, Pod, PodRequest, Rental
 from ai_trains_ai.transport.jobs import HostJobs
 
 logger = logging.getLogger(__name__)
+
+BAD_IN_ROW = 6  # pods that never became usable, while none works, after which the fleet says so instead of going on
 
 
 class Fleet:
@@ -70,8 +72,10 @@ class Fleet:
         self._strays: set[str] = set()  # ids of pods with our marker that the last look found and nobody rented
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self._starting = asyncio.Condition(), asyncio.Lock()
-        self._waiting, self._not_before = 0, 0.0
-        self._broken: Exception | None = None
+        self._waiting: dict[str, float] = {}  # the seconds of each job that has no slot yet
+        self._real_prices: dict[str, float] = {}  # of offers whose pods cost more than they say
+        self._stopped: Exception | None = None  # ends every wait until the next start
+        self._broken: tuple[float, Exception] | None = None  # ends the waits of its moment
         self._closed = self._started = False
 
     async def start(self, request: PodRequest | None = None) -> None:
@@ -83,7 +87,8 @@ class Fleet:
         async with self._starting:
             if self._offers:
                 return
-            self._request, self._closed, self._broken = request or PodRequest(), False, None
+            self._request, self._closed = request or PodRequest(), False
+            self._stopped = self._broken = None
             self._started = True
             self._renter.epoch = self._ledger.store.next_epoch(int(self._clock() * 1000))
             offers = list(await self._provider.offers(self._request))
@@ -116,8 +121,9 @@ class Fleet:
 
         Raises:
             BudgetExceeded: the budget doesn't cover the job, or a pod.
-            ProviderError: the provider refuses for good (key, funds).
+            ProviderError: the provider refuses for good (key, funds), or the fleet was closed.
         """
+        self._require_open()
         await self.start()
         lease = self._left_over.pop(job_id, None)
         if lease is None:
@@ -133,13 +139,15 @@ class Fleet:
         if warm is not None:
             await self._remove(warm, why)
             self._renter.quarantine(warm.pod)
-            await self._renter.end(warm.rental, "failed", warm.transport)
+            with contextlib.suppress(Transient):  # the watch goes on trying
+                await self._renter.end(warm.rental, "failed", warm.transport)
 
     async def jobs(self, lease: Lease) -> HostJobs:
         """The jobs on the pod of a lease, with the host's side of the protocol in place.
 
         Raises:
             Transient: the pod is gone, or can't be reached now.
+            Fenced: a newer controller has it.
         """
         warm = self._warm.get(lease.pod.marker)
         if warm is None:
@@ -147,47 +155,55 @@ class Fleet:
         await warm.jobs.prepare()
         return warm.jobs
 
+    def stop(self, error: Exception) -> None:
+        """Give out no slot any more: every wait for one, now and until the next `start`, ends with this error."""
+        self._stopped = error
+        self._spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _require_open(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+        if self._closed:
+            raise ProviderError(f"The fleet of {self._name} is closed; no slot is given out any more.")
+
     async def _take(self, job_id: str, seconds: float, lasting: bool) -> Lease:
-        cheapest = min(offer.usd_per_hour / offer.slots for offer in self._offers)
-        usd = seconds / 3600 * cheapest
-        self._ledger.require(Charge("busy", job_id, seconds, "seconds", usd))
+        share = seconds / 3600 * min(offer.usd_per_hour / offer.slots for offer in self._offers)
+        self._ledger.require(Charge("busy", job_id, seconds, "seconds", share))
         name = uuid.uuid4().hex
-        self._books.expect(name, usd)  # two jobs that wait don't count on the same dollars
+        self._books.expect(name, share)  # two jobs that wait don't count on the same dollars
+        self._waiting[name] = seconds
         try:
             async with self._changed:
                 warm = await self._free_pod()
                 self._books.give_up(name)
-                self._require(warm, job_id, seconds)
+                # the pod that came may be dearer, and all of it is paid for as long as one slot is used
+                usd = self._books.kept_for(warm.marker, seconds)
+                self._ledger.require(Charge("busy", job_id, seconds, "seconds", usd, warm.marker))
                 lease = Lease(name, warm.pod, job_id, warm.free_slot(), self._clock(), seconds)
                 warm.leases[lease.slot] = lease
                 self._books.begin(lease, lasting=lasting)
                 return lease
         finally:
+            self._waiting.pop(name, None)
             self._books.give_up(name)
-
-    def _require(self, warm: Warm, job_id: str, seconds: float) -> None:
-        """The slot that came may be dearer than the one that was counted on."""
-        offer = warm.pod.offer
-        usd = seconds / 3600 * offer.usd_per_hour / offer.slots
-        self._ledger.require(Charge("busy", job_id, seconds, "seconds", usd, warm.marker))
 
     async def _free_pod(self) -> Warm:
         """A pod with a free slot. Called with the lock held."""
-        self._waiting += 1
-        try:
-            while True:
-                if self._broken is not None:
-                    raise self._broken
-                if self._closed:
-                    raise ProviderError(f"The fleet of {self._name} is closing; no slot is given out any more.")
-                # fullest first, so that others become idle and are ended
-                free = [warm for warm in self._warm.values() if warm.free]
-                if free:
-                    return min(free, key=lambda warm: warm.free)
-                self._rent_more()
-                await self._changed.wait()
-        finally:
-            self._waiting -= 1
+        since = self._clock()
+        while True:
+            self._require_open()
+            if self._broken is not None and self._broken[0] >= since:
+                raise self._broken[1]
+            # fullest first, so that others become idle and are ended
+            free = [warm for warm in self._warm.values() if warm.free]
+            if free:
+                return min(free, key=lambda warm: warm.free)
+            self._rent_more()
+            await self._changed.wait()
 
     async def _give_back(self, lease: Lease) -> None:
         async with self._changed:
@@ -204,22 +220,24 @@ class Fleet:
 
     def _rent_more(self) -> None:
         """Boot as many pods as the waiting jobs need and the limits allow. Called with the lock held."""
-        if self._clock() < self._not_before:
-            return
         slots = max(1, max(offer.slots for offer in self._offers))
-        while len(self._booting) * slots < self._waiting and len(self._warm) + len(self._booting) < self._most():
+        there = len(self._warm) + len(self._loose())
+        while len(self._booting) * slots < len(self._waiting) and there + len(self._booting) < self._provider.max_pods:
             boot = uuid.uuid4().hex[:8]
             self._booting.add(boot)
             self._spawn(self._boot(boot))
 
-    def _most(self) -> int:
-        return self._provider.max_pods
-
     async def _boot(self, boot: str) -> None:
-        """One more usable pod, from whichever offer has one; an error that no waiting mends ends all waits."""
+        """One more usable pod, from whichever offer has one; an error that no waiting mends ends the waits."""
         broken: Exception | None = None
         try:
-            while not self._closed and not await self._try_offers(boot):
+            while not self._closed and self._stopped is None and not await self._try_offers(boot):
+                if len(self._renter.failures) >= BAD_IN_ROW and not self._warm:
+                    why, self._renter.failures = self._renter.failures[-1], []
+                    raise ProviderError(
+                        f"{BAD_IN_ROW} pods of {self._name} in a row could not be used, the last one because {why}. "
+                        "See what their image and their logs have to do with it."
+                    )
                 wait = self._candidates.soonest() or self._times.poll
                 logger.info("%s: nothing is free now; trying again in %.0f s.", self._name, wait)
                 await self._sleep(wait)
@@ -230,29 +248,44 @@ class Fleet:
         finally:
             async with self._changed:
                 self._booting.discard(boot)
-                if broken is not None:
-                    self._not_before = self._clock() + self._times.poll
-                    if self._warm:
-                        logger.warning("%s rents no further pod: %s", self._name, broken)
-                    else:
-                        self._broken = broken  # while a pod works, jobs wait for that one
+                if broken is not None and self._warm:  # while a pod works, jobs wait for that one
+                    logger.warning("%s rents no further pod now: %s", self._name, broken)
+                    self._spawn(self._later())
+                elif broken is not None:
+                    self._broken = (self._clock(), broken)
                 self._changed.notify_all()
+
+    async def _later(self) -> None:
+        """Let those who wait try again."""
+        await self._sleep(self._times.watch)
+        await self._notify()
 
     async def _try_offers(self, boot: str) -> bool:
         """Rent and boot a pod of the best offer that has one; whether there is one now."""
-        for offer in self._candidates.ranked(self._offers):
-            if not self._affordable(offer):
+        offers = [evolve(o, usd_per_hour=max(o.usd_per_hour, self._real_prices.get(o.id, 0.0))) for o in self._offers]
+        barriers = {offer.id: self._barrier(offer) for offer in offers}
+        found = [barrier for barrier in barriers.values() if barrier is not None]
+        if len(found) == len(offers):
+            raise found[0]
+        for offer in self._candidates.ranked(offers):
+            if barriers[offer.id] is not None or not self._has_room(offer):
                 continue
-            rental = self._books.intend(f"{self._prefix}{boot}{uuid.uuid4().hex[:4]}", offer)
+            self._books.expect(boot, self._beyond_waiting(offer))
             try:
+                rental = self._books.intend(f"{self._prefix}{boot}{uuid.uuid4().hex[:4]}", offer)
                 rented = await self._renter.create(rental)
+                if rented is None:
+                    return False
+                if await self._too_dear(offer, rented[0]):
+                    continue
+                return await self._warm_up(*rented)
             except NoCapacity:
                 self._candidates.refused(offer)
-                continue
             except Transient as error:
                 logger.warning("%s: %s", self._name, error)
                 return False
-            return rented is not None and await self._warm_up(*rented)
+            finally:
+                self._books.give_up(boot)
         return False
 
     async def _warm_up(self, rental: Rental, pod: Pod, *, busy: bool = False) -> bool:
@@ -265,51 +298,81 @@ class Fleet:
             self._changed.notify_all()
         return True
 
-    def _affordable(self, offer: Offer) -> bool:
-        """Whether the hourly limit leaves room; the budget itself says so by an error."""
-        cap, rented = self._ledger.budget.usd_per_hour, self._books.usd_per_hour
-        if cap is not None and rented + offer.usd_per_hour > cap:
-            if not rented:
-                raise BudgetExceeded(
-                    f"A pod of {offer.id} costs {offer.usd_per_hour:.2f} USD an hour; the limit is {cap:.2f}."
-                )
+    # ------------------------------------------------------------------------------------------ money
+
+    def _barrier(self, offer: Offer) -> BudgetExceeded | None:
+        """Why the budget can't carry a pod of an offer until the job that waits for it is over."""
+        cap = self._ledger.budget.usd_per_hour
+        if cap is not None and offer.usd_per_hour > cap:
+            return BudgetExceeded(
+                f"A pod of {offer.id} costs {offer.usd_per_hour:.2f} USD an hour; the limit is {cap:.2f}."
+            )
+        seconds = max(self._times.pod, *self._waiting.values(), 0.0)
+        try:
+            usd = self._beyond_waiting(offer)
+            self._ledger.require(Charge("pod", f"a pod of {offer.id}", seconds, "seconds", usd))
+        except BudgetExceeded as error:
+            return error
+        return None
+
+    def _beyond_waiting(self, offer: Offer) -> float:
+        """Dollars of a pod until the longest job that waits is over, without what those on it have reserved."""
+        seconds = max(self._times.pod, *self._waiting.values(), 0.0)
+        reserved = sorted((self._books.expected_of(name) for name in self._waiting), reverse=True)
+        return max(0.0, seconds / 3600 * offer.usd_per_hour - sum(reserved[: offer.slots]))
+
+    def _has_room(self, offer: Offer) -> bool:
+        """Whether the hourly limit leaves room beside the pods that are there."""
+        cap = self._ledger.budget.usd_per_hour
+        return cap is None or self._books.usd_per_hour + offer.usd_per_hour <= cap
+
+    async def _too_dear(self, offer: Offer, rental: Rental) -> bool:
+        """End a pod that turned out to cost more than the offer said, and more than the budget carries."""
+        price, cap = rental.offer.usd_per_hour, self._ledger.budget.usd_per_hour
+        if price <= offer.usd_per_hour:
             return False
-        usd = self._times.pod / 3600 * offer.usd_per_hour
-        self._ledger.require(Charge("pod", f"a pod of {offer.id}", self._times.pod, "seconds", usd))
+        self._real_prices[offer.id] = price
+        if (cap is None or self._books.usd_per_hour <= cap) and self._barrier(
+            evolve(offer, usd_per_hour=price)
+        ) is None:
+            return False
+        logger.warning(
+            "Pod %s costs %.2f USD an hour, not %.2f: it is ended.", rental.marker, price, offer.usd_per_hour
+        )
+        await self._renter.end(rental, "failed")
+        self._candidates.refused(offer)
         return True
 
-    # ------------------------------------------------------------------------------------------ ending
+    # ------------------------------------------------------------------------------------------ upkeep
 
     async def _watch(self) -> None:
-        """Now and then: let go of pods that are gone, and end those that had no work for a while."""
-        while not self._closed:
+        """Now and then: let go of pods that are gone, hold back the dead-man switches, end what isn't used."""
+        while not self._closed and not self._fenced:
             await self._sleep(self._times.watch)
-            try:
-                await self._look_after(await self._provider.list(self._prefix))
-            except ProviderError as error:
-                logger.warning("%s can't be asked for its pods now: %s", self._name, error)
-            except BudgetExceeded as error:  # an observer stops the run: so does the next lease
-                self._broken = error
-            await asyncio.gather(*(self._beat(warm) for warm in list(self._warm.values()) if warm.armed))
-            for warm in await self._retired():
+            for step in (self._look_after, self._beat, self._retire, self._end_loose):
                 try:
-                    await self._renter.end(warm.rental, "idle", warm.transport)
-                except ProviderError as error:  # it stays in the books, and `close` ends it
-                    logger.warning("Pod %s can't be ended now: %s", warm.marker, error)
-                except BudgetExceeded as error:  # an observer stops the run: so does the next lease
-                    self._broken = error
+                    await step()
+                except (BudgetExceeded, Fenced) as error:  # an observer stops the run, or another controller has it
+                    self.stop(error)
+                except Exception as error:  # the next look may do better; without one, pods would run for ever
+                    logger.warning("%s: %s", self._name, error or type(error).__name__)
 
-    async def _beat(self, warm: Warm) -> None:
-        """Hold back the pod's dead-man switch."""
+    @property
+    def _fenced(self) -> bool:
+        return isinstance(self._stopped, Fenced)
+
+    async def _beat(self) -> None:
+        """Tell the pods that we are there."""
+        await asyncio.gather(*(self._heard(warm) for warm in list(self._warm.values()) if warm.jobs.prepared))
+
+    async def _heard(self, warm: Warm) -> None:
         try:
             await warm.jobs.beat()
-        except Fenced as error:
-            self._broken = error
         except (ProviderError, TransportError) as error:
             logger.warning("Pod %s doesn't hear us: %s", warm.marker, error)
 
-    async def _retired(self) -> list[Warm]:
-        """Pods without work for too long, at once where the budget is at its end. No job gets them any more."""
+    async def _retire(self) -> None:
+        """End pods without work for too long, at once where the budget is at its end."""
         spent = self._ledger.left <= 0 and any(offer.usd_per_hour for offer in self._offers)
         late = self._clock() - (0.0 if spent else self._times.idle)
         async with self._changed:
@@ -322,11 +385,15 @@ class Fleet:
                 del self._warm[warm.marker]
             if spent and not self._warm and not self._booting:
                 ledger = self._ledger
-                self._broken = BudgetExceeded(
-                    f"{ledger.spent:.2f} of {ledger.budget.usd:.2f} USD are spent. Raise the budget to go on."
+                self._broken = (
+                    self._clock(),
+                    BudgetExceeded(
+                        f"{ledger.spent:.2f} of {ledger.budget.usd:.2f} USD are spent. Raise the budget to go on."
+                    ),
                 )
             self._changed.notify_all()
-        return idle
+        for warm in idle:
+            await self._try_to_end(warm.rental, "idle", warm.transport)
 
     async def _drop(self, lease: Lease) -> None:
         """End a lease that nobody holds. Called with the lock held."""
@@ -338,12 +405,37 @@ class Fleet:
                 await warm.jobs.remove(lease.job_id)
         self._books.finish(lease)
 
-    async def _look_after(self, listed: Iterable[Pod]) -> None:
+    def _loose(self) -> list[Rental]:
+        """Pods that are in the books, and that nobody has in hand: their end, or the look for them, failed."""
+        return [
+            rental
+            for rental in self._books.open
+            if rental.marker not in self._warm and self._boot_of(rental.marker) not in self._booting
+        ]
+
+    def _boot_of(self, marker: str) -> str:
+        return marker.removeprefix(self._prefix)[:8]
+
+    async def _end_loose(self) -> None:
+        for rental in self._loose():
+            pod = await self._renter.search(rental) if rental.state == "intent" else None
+            if rental.state == "intent" and pod is None:
+                self._books.nothing_came(rental)
+            else:
+                await self._try_to_end(rental if pod is None else self._books.rented(rental, pod), "failed")
+
+    async def _try_to_end(self, rental: Rental, kind: str, transport: Transport | None = None) -> None:
+        try:
+            await self._renter.end(rental, kind, transport)
+        except ProviderError as error:  # it stays in the books, and the next look tries again
+            logger.warning("Pod %s can't be ended now: %s", rental.marker, error)
+
+    async def _look_after(self) -> None:
         """Let go of pods that are gone, and give up those that stopped, or can't be reached for long.
 
         Listings lag, so a pod that isn't listed is asked for by its id before it counts as gone.
         """
-        listed = [pod for pod in listed if pod.status != "terminated"]
+        listed = [pod for pod in await self._provider.list(self._prefix) if pod.status != "terminated"]
         strays = {pod.id for pod in listed if self._books.is_stray(pod)}
         if strays & self._strays:  # a listing may still show what was ended a moment ago: two looks decide
             await self._end_strays(self._strays)
@@ -365,7 +457,7 @@ class Fleet:
             elif self._clock() - warm.silent_since >= self._times.lost:
                 await self._remove(warm, f"it is {pod.status} for {self._clock() - warm.silent_since:.0f} s")
                 self._renter.quarantine(warm.pod)
-                await self._renter.end(warm.rental, "failed", warm.transport)
+                await self._try_to_end(warm.rental, "failed", warm.transport)
 
     async def _remove(self, warm: Warm, why: str) -> None:
         """No job gets a slot of it any more; those on it notice."""
@@ -377,53 +469,89 @@ class Fleet:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Terminate every pod, also those that only the books or the provider know. Idempotent.
+        """Terminate every pod, also those that only the books or the provider know.
+
+        Idempotent; after one that was interrupted or failed, the next one goes on.
 
         Raises:
             ProviderError: what could not be terminated, by name; everything was tried.
         """
-        if not self._started:
-            await self._provider.close()
-            return
-        self._closed, self._started = True, False
-        async with self._changed:
-            self._changed.notify_all()
+        self._closed = True
+        await self._notify()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        transports = {warm.marker: warm.transport for warm in self._warm.values()}
+        failed: list[str] = []
+        if self._started:
+            try:
+                await self._beat()  # a controller that another one has followed ends nothing
+                failed = await self._end_all()
+            except Fenced as error:
+                logger.warning("%s: its pods are left as they are. %s", self._name, error)
+                self._stopped = error
+        await asyncio.gather(*(warm.transport.close() for warm in self._warm.values()), return_exceptions=True)
+        await self._provider.close()
+        if failed:
+            raise ProviderError(f"Not terminated, and still costing money: {', '.join(failed)}. End them by hand.")
+        self._started, self._offers = False, []
         self._warm.clear()
         self._left_over.clear()
+
+    async def _end_all(self) -> list[str]:
+        """End what is in the books, and what carries our marker. What could not be ended, and why."""
+        if self._fenced:
+            return []
         failed: list[str] = []
         for rental in self._books.open:
+            warm = self._warm.pop(rental.marker, None)
             try:
                 pod = await self._renter.search(rental) if rental.state == "intent" else None
                 if rental.state == "alive" or pod is not None:
                     known = rental if pod is None else self._books.rented(rental, pod)
-                    await self._renter.end(known, "idle", transports.get(rental.marker))
+                    await self._renter.end(known, "idle", None if warm is None else warm.transport)
                 else:
                     self._books.nothing_came(rental)
             except Exception as error:
                 failed.append(f"{rental.marker} ({error})")
         if self._books.ever_rented:
             failed += await self._end_strays()
-        self._offers = []
-        await self._provider.close()
-        if failed:
-            raise ProviderError(f"Not terminated, and still costing money: {', '.join(failed)}. End them by hand.")
+        return failed
 
     # ------------------------------------------------------------------------------------------ an earlier session
 
     async def _reconcile(self) -> None:
-        """Take over the pods of an earlier session and the jobs on them; end the useless, settle what is gone."""
+        """Take over the pods of an earlier session and the jobs on them; end the useless, settle what is gone.
+
+        Those that boot, or aren't listed, are waited for by nobody here.
+        """
         rentals = self._books.open
         if not rentals:
             return
         listed = {pod.marker: pod for pod in await self._provider.list(self._prefix)}
-        await asyncio.gather(*(self._take_over(rental, listed.get(rental.marker)) for rental in rentals))
+        self._booting |= {self._boot_of(rental.marker) for rental in rentals}
+        held = {lease.pod.marker for lease in self._books.leases}
+        now: list[Awaitable[None]] = []
+        for rental in rentals:
+            pod = listed.get(rental.marker)
+            work = self._take_over(rental, pod)
+            if rental.marker in held or (pod is not None and pod.status != "starting"):
+                now.append(work)
+            else:
+                self._spawn(work)
+        await asyncio.gather(*now)
         await self._end_strays()
 
     async def _take_over(self, rental: Rental, pod: Pod | None) -> None:
+        try:
+            await self._taken_over(rental, pod)
+        except (ProviderError, TransportError) as error:
+            logger.warning("Pod %s of an earlier session: %s", rental.marker, error)
+        finally:
+            async with self._changed:
+                self._booting.discard(self._boot_of(rental.marker))
+                self._changed.notify_all()
+
+    async def _taken_over(self, rental: Rental, pod: Pod | None) -> None:
         if pod is None and rental.state == "intent":
             pod = await self._renter.search(rental)
             if pod is None:
@@ -442,9 +570,14 @@ class Fleet:
         known = self._books.rented(rental, pod)
         self._books.settle(rental.marker, "idle")  # whatever it did while nobody was there
         leases = [lease for lease in self._books.leases if lease.pod.marker == rental.marker]
-        if await self._warm_up(known, pod, busy=bool(leases)):
-            warm = self._warm[rental.marker]
-            for lease in leases:
+        if not await self._warm_up(known, pod, busy=bool(leases)):
+            return
+        warm = self._warm[rental.marker]
+        for lease in leases:
+            placed = self._ledger.store.placement(lease.job_id)
+            if placed is not None and placed.state == "ended":
+                self._books.finish(lease)  # the job was over, and its lease was not
+            else:
                 warm.leases[lease.slot] = lease
                 self._left_over[lease.job_id] = evolve(lease, pod=warm.pod)
 

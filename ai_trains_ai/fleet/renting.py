@@ -94,6 +94,7 @@ class Renter:
         self._clock, self._times, self._sleep, self._canary = clock, times, sleep, canary
         self._quarantine: dict[str, float] = {}  # machine -> until
         self.epoch = 0
+        self.failures: list[str] = []  # why the last pods in a row never became usable
 
     async def create(self, rental: Rental) -> tuple[Rental, Pod] | None:
         """Rent what was intended. ``None``: the answer was lost, and no such pod turned up."""
@@ -140,7 +141,9 @@ class Renter:
             )
             await self.end(rental, "failed")
             self._candidates.bad(rental.offer)
+            self.failures.append(why)
             return None
+        self.failures.clear()
         self._candidates.good(rental.offer)
         self._books.settle(rental.marker, "boot")
         return warm
@@ -188,7 +191,8 @@ class Renter:
         return None, why
 
     async def _ready(self, rental: Rental, pod: Pod) -> tuple[Pod | None, str]:
-        give_up = self._clock() + self._times.boot
+        # of a pod of an earlier session the time since its create counts, too
+        give_up = max(rental.created + self._times.boot, self._clock() + 2 * self._times.poll)
         seen: Pod | None = pod
         while seen is not None and seen.status != "ready":
             if seen.status in ("terminated", "unreachable"):

@@ -255,11 +255,13 @@ class EmbeddedJobRunner(InnerJobRunner):
         if not drain:
             for task in tasks:
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if hasattr(self, "_fleet"):
-            await self._fleet.close()
-        if hasattr(self, "_server"):
-            await self._server.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also when the user has had enough of waiting
+            if hasattr(self, "_fleet"):
+                await self._fleet.close()
+            if hasattr(self, "_server"):
+                await self._server.close()
 
     def _known(self, handle: JobHandle) -> _Running:
         if handle.job_id not in self._jobs:

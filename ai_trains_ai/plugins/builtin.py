@@ -31,6 +31,12 @@ def register_gpu_providers(register: Register) -> None:
     register("ssh", "ai_trains_ai.providers.ssh:SSHProvider", summary="machines of your own, over SSH", extra="ssh")
     runpod = "ai_trains_ai.providers.runpod.provider:RunpodProvider"
     register("runpod", runpod, summary="pods rented from Runpod, over its REST API", extra="runpod")
+    register(
+        "runpod-sdk",
+        "ai_trains_ai.providers.runpod.sdk:RunpodSDKProvider",
+        summary="Runpod over its official SDK: spot pods and the balance, until early 2027",
+        extra="runpod-sdk",
+    )
 
 
 @hookimpl

@@ -119,7 +119,8 @@ class LocalTransport(Transport):
         except OSError as error:
             return (127 if isinstance(error, FileNotFoundError) else 126), f"{argv[0]}: {error.strerror}".encode()
         try:
-            output, _ = await asyncio.wait_for(process.communicate(stdin), timeout)
+            async with asyncio.timeout(timeout):
+                output, _ = await process.communicate(stdin)
         except TimeoutError:
             return None, b""
         finally:

@@ -7,13 +7,15 @@ controllers never share one, and a restarted controller finds what it had.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import field, fields, frozen
 
-from ai_trains_ai.errors import ConfigurationError, NoCapacity, Transient, TransportError
+from ai_trains_ai.errors import AmbiguousCreate, ConfigurationError, NoCapacity, Transient, TransportError
 from ai_trains_ai.interfaces import GPUProvider, Transport
 from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
 from ai_trains_ai.transport.ssh import Host, Patience, SSHTransport
@@ -30,7 +32,7 @@ CLAIM = (
 )
 FREE = (
     '[ "$(cat "$1/claim/marker" 2>/dev/null)" = "$2" ] || exit 0; '
-    '[ -f "$1/end.sh" ] && sh "$1/end.sh" "$1" 2; rm -f "$1/deadman.pid"; rm -rf "$1/claim"'
+    '[ -f "$1/end.sh" ] && sh "$1/end.sh" "$1" 2; rm -f "$1/deadman.pid" "$1/epoch"; rm -rf "$1/claim"'
 )
 
 
@@ -114,9 +116,13 @@ class SSHProvider(GPUProvider):
         if not spec.marker or "/" in spec.marker:
             raise ConfigurationError(f"{spec.marker!r} can't be a marker: it must be a text without slashes.")
         # repeating a claim under the same marker is harmless, so a lost answer is asked for again
-        status, said = await self._shell(host).run(["sh", "-c", CLAIM, "claim", host.root, spec.marker], timeout=60)
+        claim = ["sh", "-c", CLAIM, "claim", host.root, spec.marker]
+        status, said = await self._shell(host).run(claim, timeout=60)
         if status is None:
-            status, said = await self._shell(host).run(["sh", "-c", CLAIM, "claim", host.root, spec.marker], timeout=60)
+            with contextlib.suppress(Transient):
+                status, said = await self._shell(host).run(claim, timeout=60)
+        if status is None:
+            raise AmbiguousCreate(f"{host.id} was lost while it was claimed.")
         if status == TAKEN:
             raise NoCapacity(
                 f"{host.id} is claimed by another fleet. Terminate its pod there, or remove {host.root}/claim."
@@ -155,6 +161,10 @@ class SSHProvider(GPUProvider):
             raise Transient(f"{pod.id} can't be reached, or is no longer ours.")
         return SSHTransport(_address(host))
 
+    def end_command(self, pod: Pod) -> str:
+        """Gives the host back: whoever claims it next finds it free."""
+        return f"rm -rf {shlex.quote(pod.root)}/claim {shlex.quote(pod.root)}/epoch"
+
     async def close(self) -> None:
         shells, self._shells = list(self._shells.values()), {}
         await asyncio.gather(*(shell.close() for shell in shells))
@@ -190,4 +200,6 @@ def _offer(host: SSHHost, *, available: bool) -> Offer:
 
 def _pod(host: SSHHost, marker: str, *, ready: bool = True) -> Pod:
     offer = _offer(host, available=False)
-    return Pod(f"{host.id}/{marker}", marker, offer, "ready" if ready else "unreachable", host.id)
+    return Pod(
+        f"{host.id}/{marker}", marker, offer, "ready" if ready else "unreachable", host.id, host=host.id, root=host.root
+    )

@@ -54,17 +54,17 @@ class HostJobs:
         if not root.startswith("/"):
             raise ConfigurationError(f"The root of jobs on a host must be an absolute path, not {root!r}.")
         self._transport, self._root, self._epoch = transport, root.rstrip("/"), epoch
-        self._prepared = False
+        self.prepared = False
 
     async def prepare(self) -> None:
         """Put the host's side there, and shut out older controllers. Idempotent."""
-        if self._prepared:
+        if self.prepared:
             return
         folder = resources.files("ai_trains_ai.transport") / "host"
         await self._transport.put({name: (folder / name).read_bytes() for name in SCRIPTS}, self._root)
         await self._call("mkdir", "-p", f"{self._root}/jobs")
         await self.beat()
-        self._prepared = True
+        self.prepared = True
 
     async def submit(self, job_id: str, files: Mapping[str, bytes], command: str, user: str = "") -> bool:
         """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 MISSING = 44  # exit status of our own commands for a file that isn't there
 DEADLINE = 120.0  # seconds of a call that only reads or writes a few files
+SLOWEST = 256 << 10  # bytes a second of a connection that is still waited for
 
 
 @frozen
@@ -110,9 +111,10 @@ class SSHTransport(Transport):
         ssh = _asyncssh()
         while True:
             connection = await self._connect()
-            opening = connection.create_process(command, encoding=None, stderr=ssh.STDOUT)
             try:
-                return await asyncio.wait_for(opening, self._patience.connect)
+                # not wait_for: before Python 3.12 it can swallow a cancellation that comes as the channel opens
+                async with asyncio.timeout(self._patience.connect):
+                    return await connection.create_process(command, encoding=None, stderr=ssh.STDOUT)
             except ssh.ChannelOpenError:
                 if not connection.is_closed():
                     raise Transient(f"{self._name} opens no further channel.") from None
@@ -127,7 +129,10 @@ class SSHTransport(Transport):
             'tar -xf - -C "$t"; cd "$t"; '
             'find . -mindepth 1 -type d -exec mkdir -p "$1/{}" \\; ; find . -type f -exec mv -f {} "$1/{}" \\;'
         )
-        status, output = await self.run(["sh", "-c", script, "put", folder], stdin=_tar(files), timeout=DEADLINE)
+        archive = _tar(files)
+        status, output = await self.run(
+            ["sh", "-c", script, "put", folder], stdin=archive, timeout=_patience_for(len(archive))
+        )
         if status is None:
             raise Transient(f"{self._name}: the connection was lost while files were written to {folder}.")
         if status != 0:
@@ -135,7 +140,7 @@ class SSHTransport(Transport):
 
     async def get(self, path: str, limit: int) -> bytes:
         script = f'[ -f "$1" ] || exit {MISSING}; sha256sum <"$1" && head -c "$2" "$1"'
-        status, output = await self.run(["sh", "-c", script, "get", path, str(limit + 1)], timeout=DEADLINE)
+        status, output = await self.run(["sh", "-c", script, "get", path, str(limit + 1)], timeout=_patience_for(limit))
         if status is None:
             raise Transient(f"{self._name}: the connection was lost while {path} was read.")
         if status == MISSING:
@@ -177,7 +182,8 @@ class SSHTransport(Transport):
         if self._connection is not None:
             self._connection.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._connection.wait_closed(), self._patience.connect)
+                async with asyncio.timeout(self._patience.connect):
+                    await self._connection.wait_closed()
             self._connection = None
 
     # ------------------------------------------------------------------------------------------ the connection
@@ -220,8 +226,8 @@ class SSHTransport(Transport):
 
         patience = self._patience
         try:
-            return await asyncio.wait_for(
-                ssh.connect(
+            async with asyncio.timeout(2 * patience.connect):
+                return await ssh.connect(
                     self._host.address,
                     self._host.port,
                     username=self._host.user,
@@ -234,9 +240,7 @@ class SSHTransport(Transport):
                     login_timeout=patience.connect,
                     keepalive_interval=patience.keepalive,
                     keepalive_count_max=3,
-                ),
-                2 * patience.connect,
-            )
+                )
         except ssh.HostKeyNotVerifiable as error:
             raise TransportError(
                 f"{self._name} shows another host key than before. If that is meant, forget the known one."
@@ -280,6 +284,11 @@ def _status(process: Any) -> int | None:
         return 128 + int(number or 0)
     status: int | None = process.exit_status
     return status
+
+
+def _patience_for(size: int) -> float:
+    """Seconds that so many bytes may take. A connection that is lost is noticed long before."""
+    return DEADLINE + size / SLOWEST
 
 
 def _tar(files: Mapping[str, bytes]) -> bytes:

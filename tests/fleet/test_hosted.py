@@ -65,6 +65,7 @@ class Desk:
             raise RuntimeError("this process is dead")
 
         self.provider.terminate = nothing  # type: ignore[method-assign]
+        self.fleet.jobs = nothing  # type: ignore[method-assign]
         for task in (*tasks, *self.fleet._tasks):
             task.cancel()
         await asyncio.gather(*tasks, *self.fleet._tasks, return_exceptions=True)

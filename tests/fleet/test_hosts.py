@@ -16,7 +16,6 @@ from ai_trains_ai.providers.local import LocalTransport
 from ai_trains_ai.providers.ssh import SSHHost, SSHProvider
 from ai_trains_ai.records import Budget, Offer
 from ai_trains_ai.store import Store
-from ai_trains_ai.transport.jobs import HostJobs
 
 
 @pytest.fixture
@@ -47,16 +46,13 @@ async def test_jobs_on_hosts(hosts: list[SSHHost], tmp_path: Path) -> None:
     async def job(number: int) -> bytes:
         async with fleet.lease(f"job-{number}") as lease:
             used.add(lease.pod.offer.id)
-            shell = await provider.connect(lease.pod)
-            jobs = HostJobs(shell, provider.hosts[lease.pod.offer.id].root)
-            await jobs.prepare()
+            jobs = await fleet.jobs(lease)
             command = "mkdir out; expr $(cat number) '*' 2 > out/answer; sleep 0.5"
             await jobs.submit(f"job-{number}", {"number": str(number).encode()}, command)
             while (await jobs.poll(f"job-{number}")).status != "ended":  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             result = await jobs.result(f"job-{number}", 1 << 16)
             await jobs.wipe()
-            await shell.close()
             return result["answer"]
 
     assert await asyncio.gather(*map(job, range(1, 6))) == [b"2\n", b"4\n", b"6\n", b"8\n", b"10\n"]

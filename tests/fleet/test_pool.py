@@ -301,7 +301,7 @@ async def test_a_pod_without_work_is_ended(world: World) -> None:
 async def test_nothing_is_rented_that_the_budget_can_not_carry(world: World) -> None:
     world.budget = Budget(usd=0.10)
     fleet = world.controller()
-    with pytest.raises(BudgetExceeded, match=r"a pod of a100 would cost at least 0\.30 USD, but only 0\.07 of 0\.10"):
+    with pytest.raises(BudgetExceeded, match=r"a pod of a100 would cost at least 0\.27 USD, but only 0\.07 of 0\.10"):
         await world.time.run(world.job(fleet, "job"))
     await world.time.run(fleet.close())
     assert "create" not in world.provider.calls

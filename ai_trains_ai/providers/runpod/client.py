@@ -223,7 +223,8 @@ class RunpodClient:
         """Wait as long as the service asks."""
         if response.status_code == 429:
             asked = response.headers.get("Retry-After", "")
-            self._limit.pause(float(asked) if asked.isdigit() else PAUSE)
+            # not for hours, whatever is asked: pods have to be ended
+            self._limit.pause(min(float(asked), 2 * LONGEST_PAUSE) if asked.isdigit() else PAUSE)
 
 
 def _refusal(response: httpx.Response, path: str, *, creating: bool = False) -> ProviderError | ConfigurationError:

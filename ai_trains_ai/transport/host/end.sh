@@ -16,6 +16,12 @@ groups() {
     [ -f "$J/pid" ] && [ ! -f "$J/exit" ] && awk '{print $2}' "$J/pid"
   done
 }
+# processes that left the group, and those of a job that says it has ended: they carry its name
+strays() {
+  for J in "$ROOT"/jobs/${ONLY:-*}; do
+    [ -d "$J" ] && grep -lsz -x -F "AITA_JOB=$J" /proc/[0-9]*/environ | cut -d/ -f3
+  done
+}
 G=$(groups)
 for g in $G; do kill -s TERM -- "-$g" 2>/dev/null; done
 i=0
@@ -27,6 +33,7 @@ while [ "$i" -lt "$((GRACE * 10))" ]; do
   i=$((i + 1))
 done
 for g in $G; do kill -s KILL -- "-$g" 2>/dev/null; done
+for p in $(strays); do kill -s KILL "$p" 2>/dev/null; done
 if [ -z "$ONLY" ]; then
   for J in "$ROOT"/jobs/*; do
     [ -f "$J/pid" ] && [ ! -f "$J/exit" ] && kill -KILL "$(awk '{print $1}' "$J/pid")" 2>/dev/null

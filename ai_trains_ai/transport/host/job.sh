@@ -12,10 +12,10 @@ fi
 # a session of its own for the job: all that it starts can be ended by its group
 if [ -s user ]; then
   chown -R "$(cat user)" files
-  setsid sh -c 'cd files && exec "$@"' job setpriv --reuid "$(cat user)" --regid "$(id -g "$(cat user)")" --clear-groups \
+  AITA_JOB=$J setsid sh -c 'cd files && exec "$@"' job setpriv --reuid "$(cat user)" --regid "$(id -g "$(cat user)")" --clear-groups \
     --no-new-privs sh ../command >log 2>&1 </dev/null &
 else
-  setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
+  AITA_JOB=$J setsid sh -c 'cd files && exec "$@"' job sh ../command >log 2>&1 </dev/null &
 fi
 C=$!
 echo "$$ $C" | publish pid

@@ -16,6 +16,8 @@ import asyncssh
 from ai_trains_ai.transport.ssh import Host, Patience
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else "")
+if not SSHD and os.environ.get("AI_TRAINS_AI_REQUIRE_SSHD"):
+    raise RuntimeError("sshd is not installed, and tests that need it must not be left out: install openssh-server")
 QUICK = Patience(connect=5.0, total=10.0, pause=0.05, keepalive=0.5)
 
 

@@ -207,6 +207,11 @@ async def test_of_two_controllers_the_older_one_is_shut_out(desk: Desk) -> None:
 async def test_a_job_sees_the_gpus_of_its_slot(desk: Desk, count: int, slots: int, seen: set[str]) -> None:
     jobs = desk.controller()
     desk.provider.offer = Offer("here", "H200", count, 3.6, slots=slots)  # type: ignore[misc]
-    command = 'mkdir out; printf %s "$CUDA_VISIBLE_DEVICES" >out/gpus; sleep 0.5'
-    await asyncio.gather(*(jobs.run(job(f"job-{n}", command)) for n in range(slots)))
+    gpus = 'mkdir out; printf %s "$CUDA_VISIBLE_DEVICES" >out/gpus; '
+    wait = (
+        f"while [ $(ls {desk.folder} | grep -c there) -lt {slots} ]; do sleep 0.05; done"  # for the others to run, too
+    )
+    await asyncio.gather(
+        *(jobs.run(job(f"job-{n}", f"{gpus} touch {desk.folder}/there-{n}; {wait}")) for n in range(slots))
+    )
     assert {desk.out(f"job-{n}")["gpus"].decode() for n in range(slots)} == seen

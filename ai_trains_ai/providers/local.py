@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -135,9 +136,10 @@ class LocalTransport(Transport):
             for path, data in files.items():
                 target = Path(folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                partial = target.with_name(target.name + ".partial")
-                partial.write_bytes(data)
-                os.replace(partial, target)
+                with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".put.", delete=False) as partial:
+                    partial.write(data)
+                os.chmod(partial.name, 0o644)
+                os.replace(partial.name, target)
 
         await asyncio.to_thread(write)
 

@@ -7,6 +7,7 @@ nothing on the host, and is never read as an end. The shell scripts in ``host/``
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import tarfile
@@ -55,16 +56,18 @@ class HostJobs:
             raise ConfigurationError(f"The root of jobs on a host must be an absolute path, not {root!r}.")
         self._transport, self._root, self._epoch = transport, root.rstrip("/"), epoch
         self.prepared = False
+        self._preparing = asyncio.Lock()
 
     async def prepare(self) -> None:
         """Put the host's side there, and shut out older controllers. Idempotent."""
-        if self.prepared:
-            return
-        folder = resources.files("ai_trains_ai.transport") / "host"
-        await self._transport.put({name: (folder / name).read_bytes() for name in SCRIPTS}, self._root)
-        await self._call("mkdir", "-p", f"{self._root}/jobs")
-        await self.beat()
-        self.prepared = True
+        async with self._preparing:
+            if self.prepared:
+                return
+            folder = resources.files("ai_trains_ai.transport") / "host"
+            await self._transport.put({name: (folder / name).read_bytes() for name in SCRIPTS}, self._root)
+            await self._call("mkdir", "-p", f"{self._root}/jobs")
+            await self.beat()
+            self.prepared = True
 
     async def submit(self, job_id: str, files: Mapping[str, bytes], command: str, user: str = "") -> bool:
         """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.

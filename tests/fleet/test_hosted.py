@@ -191,6 +191,43 @@ async def test_a_job_that_nobody_takes_up_again_gives_its_slot_to_others(desk: D
     assert not (desk.folder / "went-on").exists()
 
 
+async def test_the_lease_of_a_job_that_has_ended_is_not_waited_for(desk: Desk) -> None:
+    task = asyncio.ensure_future(desk.controller().run(work := job("over", "sleep 0.2", 7200.0)))
+    await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/over/pid")))
+    placed = desk.store.placement("over")
+    assert placed is not None
+    await desk.die(task)
+    store = Store.open(desk.folder / "run.db")
+    assert store.end_placement(evolve(placed, state="ended", exit=0))
+    store.close()
+    jobs = desk.controller()
+    assert (await jobs.run(work)).exit == 0
+    assert (await asyncio.wait_for(jobs.run(job("next", "true")), 20)).exit == 0
+
+
+async def test_a_job_that_was_cancelled_is_gone_from_its_machine(desk: Desk) -> None:
+    jobs = desk.controller()
+    task = asyncio.ensure_future(jobs.run(work := job("gone", f"echo run >>{desk.folder}/runs; sleep 3; echo end")))
+    await until(lambda: (desk.folder / "runs").exists())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not list(desk.folder.glob("machine/pods/*/jobs/jobs/gone"))
+    assert (await jobs.run(work)).exit == 0  # whoever wants it again gets it anew
+    assert (desk.folder / "runs").read_text() == "run\nrun\n"
+
+
+async def test_a_job_that_writes_its_own_record_harms_nobody_else(desk: Desk) -> None:
+    jobs = desk.controller()
+    desk.provider.offer = Offer("here", "cpu", 0, 3.6, slots=2)  # type: ignore[misc]
+    good, bad = await asyncio.gather(
+        jobs.run(job("good", "sleep 1; mkdir out; echo fine >out/x")),
+        jobs.run(job("bad", "sleep 0.3; echo rubbish >../exit; sleep 60")),
+    )
+    assert (good.exit, good.attempt, desk.out("good")) == (0, 1, {"x": b"fine\n"})
+    assert bad.exit is None
+    assert "rubbish" in bad.why
+
+
 async def test_of_two_controllers_the_older_one_is_shut_out(desk: Desk) -> None:
     older = asyncio.ensure_future(desk.controller().run(work := job("long", "sleep 2")))
     await until(lambda: list(desk.folder.glob("machine/pods/*/jobs/jobs/long/pid")))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from attrs import evolve
 
 from ai_trains_ai.errors import BudgetExceeded, Forbidden, NoCapacity, OutOfFunds, ProviderError, Transient
 from ai_trains_ai.fleet import Fleet, FleetTimes, Ledger
@@ -413,6 +414,220 @@ async def test_a_kind_that_is_not_to_be_had(world: World) -> None:
     fleet = world.controller()
     with pytest.raises(NoCapacity, match=r"has no machine for .*B200"):
         await fleet.start(PodRequest(("B200",)))
+
+
+async def test_a_pod_that_costs_more_than_the_hour_may_is_ended(world: World) -> None:
+    world.budget = Budget(usd_per_hour=2.0)
+    kept = world.provider.create
+
+    async def dear(offer: Offer, spec: Any) -> Any:
+        pod = await kept(offer, spec)
+        world.provider._rented[pod.id].pod = pod = evolve(pod, offer=evolve(pod.offer, usd_per_hour=9.0))
+        return pod
+
+    world.provider.create = dear  # type: ignore[method-assign]
+    fleet = world.controller()
+    with pytest.raises(BudgetExceeded, match=r"costs 9\.00 USD an hour; the limit is 2\.00"):
+        await world.time.run(world.job(fleet, "job"))
+    await world.time.run(fleet.close())
+    assert world.provider.calls.count("create") == 1
+    assert world.provider.alive == []
+
+
+async def test_a_job_needs_the_whole_pod_paid(tmp_path: Path) -> None:
+    wide = Offer("wide", "H100", 1, 8.0, slots=8)
+    world = World(tmp_path, (wide,))
+    world.budget = Budget(usd=2.5)
+    fleet = world.controller()
+
+    async def long() -> None:
+        async with fleet.lease("long", 3600.0):
+            pass
+
+    with pytest.raises(BudgetExceeded, match=r"a pod of wide would cost at least 7\.00 USD"):
+        await world.time.run(long())
+    await world.time.run(fleet.close())
+    assert "create" not in world.provider.calls
+
+
+async def test_an_offer_beyond_the_limits_does_not_stand_before_one_within(tmp_path: Path) -> None:
+    world = World(tmp_path, (Offer("wide", "H100", 1, 4.0, slots=8), CHEAP))
+    world.budget = Budget(usd_per_hour=2.0)
+    fleet = world.controller()
+
+    async def work() -> str:
+        used = await world.job(fleet, "job")
+        await fleet.close()
+        return used
+
+    assert await world.time.run(work()) == "a100"
+    world.assert_clean()
+
+
+async def test_a_dear_offer_is_not_rented_for_a_job_that_it_can_not_finish(tmp_path: Path) -> None:
+    world = World(tmp_path, (CHEAP, Offer("h200", "H200", 1, 4.0)), stock={"a100": 0})
+    world.budget = Budget(usd=2.0)
+    fleet = world.controller()
+
+    async def hour() -> str:
+        async with fleet.lease("hour", 3600.0) as lease:
+            return lease.pod.offer.id
+
+    async def work() -> str:
+        waiting = asyncio.ensure_future(hour())
+        await world.time.sleep(300.0)
+        assert "create" not in [call for call in world.provider.calls if world.provider.alive]
+        world.provider.stock["a100"] = 1
+        used = await waiting
+        await fleet.close()
+        return used
+
+    assert await world.time.run(work()) == "a100"
+    world.assert_clean()
+
+
+# ------------------------------------------------------------------------------------------ nobody's pods
+
+
+async def test_two_fleets_of_one_run_leave_each_others_pods_alone(world: World) -> None:
+    one = world.controller()
+    other = Fleet(
+        world.provider, world.ledger, world.time, "ata-run-2", TIMES, world.time.sleep, canary=fine, name="Other"
+    )
+    one._prefix = "ata-run-1-"
+
+    async def work() -> None:
+        await asyncio.gather(world.job(one, "one", 300.0), world.job(other, "two", 300.0))
+        await one.close()
+        assert len(world.provider.alive) == 1
+        await other.close()
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 2
+    assert world.provider.alive == []
+
+
+async def test_a_close_that_failed_is_taken_up_by_the_next(world: World) -> None:
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        world.provider.faults.append(("terminate", Transient("500")))
+        with pytest.raises(ProviderError, match="Not terminated, and still costing money: ata-run-"):
+            await fleet.close()
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_close_that_was_interrupted_is_taken_up_by_the_next(world: World) -> None:
+    fleet = world.controller()
+    kept = world.provider.terminate
+
+    async def slow(pod_id: str) -> None:
+        await world.time.sleep(60.0)
+        await kept(pod_id)
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        world.provider.terminate = slow  # type: ignore[method-assign]
+        closing = asyncio.ensure_future(fleet.close())
+        await world.time.sleep(5.0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert world.provider.alive
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_closed_fleet_rents_nothing(world: World) -> None:
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+        with pytest.raises(ProviderError, match="is closed"):
+            await world.job(fleet, "late")
+
+    await world.time.run(work())
+    assert world.provider.calls.count("create") == 1
+    world.assert_clean()
+
+
+async def test_an_end_that_failed_is_tried_again_while_the_run_goes_on(world: World) -> None:
+    fleet = world.controller(FleetTimes(idle=60.0))
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        world.provider.faults += [("terminate", Transient("500")), ("terminate", Transient("500"))]
+        await world.time.sleep(200.0)
+        assert world.provider.alive == []
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_look_that_breaks_is_not_the_last(world: World) -> None:
+    fleet = world.controller(FleetTimes(idle=60.0))
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        world.provider.faults += [("list", OSError("a socket")), ("list", TypeError("a bug"))]
+        await world.time.sleep(200.0)
+        assert world.provider.alive == []
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_search_that_failed_is_taken_up_by_the_watch(world: World) -> None:
+    world.provider.faults += [("create", LOST_REPLY), ("list", Transient("503"))]
+    fleet = world.controller(FleetTimes(idle=1e9))
+
+    async def work() -> None:
+        await world.job(fleet, "job", 900.0)
+        assert len(world.provider.alive) == 1
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_hiccup_while_a_bad_pod_is_ended_stops_nobody(world: World) -> None:
+    tried: list[str] = []
+
+    async def canary(transport: Transport, offer: Offer) -> str:
+        tried.append(offer.id)
+        return "no GPU" if len(tried) == 1 else ""
+
+    world.canary = canary
+    world.provider.faults.append(("terminate", Transient("500")))
+    fleet = world.controller()
+
+    async def work() -> None:
+        await world.job(fleet, "job")
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_pods_that_are_all_bad_are_not_rented_for_ever(world: World) -> None:
+    async def canary(transport: Transport, offer: Offer) -> str:
+        return "torch is too old"
+
+    world.canary = canary
+    fleet = world.controller()
+    with pytest.raises(ProviderError, match=r"6 pods of FakeGPUProvider in a row could not be used.*torch is too old"):
+        await world.time.run(world.job(fleet, "job"))
+    await world.time.run(fleet.close())
+    assert world.provider.calls.count("create") == 6
+    world.assert_clean()
 
 
 # ------------------------------------------------------------------------------------------ controllers come and go

@@ -40,6 +40,12 @@ class Books:
         return bool(self._store.rentals(self._provider))
 
     @property
+    def spent(self) -> float:
+        """US dollars for this provider's pods so far, booked or not."""
+        rentals = self._store.rentals(self._provider)
+        return sum(self._store.charged_to_pod(rental.marker) for rental in rentals) + self._owed()
+
+    @property
     def usd_per_hour(self) -> float:
         """Of all of them together."""
         return sum(rental.offer.usd_per_hour for rental in self.open)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from datetime import UTC, datetime
 
 from attrs import evolve
 
@@ -20,6 +21,7 @@ from ai_trains_ai.errors import BudgetExceeded, Fenced, NoCapacity, ProviderErro
 from ai_trains_ai.fleet.books import Books
 from ai_trains_ai.fleet.canary import Canary, answers
 from ai_trains_ai.fleet.candidates import Candidates
+from ai_trains_ai.fleet.costs import reconcile
 from ai_trains_ai.fleet.ledger import Ledger
 from ai_trains_ai.fleet.renting import TIMES, FleetTimes, Renter, Warm, has_stopped
 from ai_trains_ai.interfaces import GPUProvider, Transport
@@ -77,6 +79,7 @@ class Fleet:
         self._stopped: Exception | None = None  # ends every wait until the next start
         self._broken: tuple[float, Exception] | None = None  # ends the waits of its moment
         self._closed = self._started = False
+        self._billed_at = clock()
 
     async def start(self, request: PodRequest | None = None) -> None:
         """Find the offers, the pods of an earlier session, and the jobs on them. Idempotent.
@@ -349,7 +352,7 @@ class Fleet:
         """Now and then: let go of pods that are gone, hold back the dead-man switches, end what isn't used."""
         while not self._closed and not self._fenced:
             await self._sleep(self._times.watch)
-            for step in (self._look_after, self._beat, self._retire, self._end_loose):
+            for step in (self._look_after, self._beat, self._retire, self._end_loose, self._compare_bill):
                 try:
                     await step()
                 except (BudgetExceeded, Fenced) as error:  # an observer stops the run, or another controller has it
@@ -458,6 +461,20 @@ class Fleet:
                 await self._remove(warm, f"it is {pod.status} for {self._clock() - warm.silent_since:.0f} s")
                 self._renter.quarantine(warm.pod)
                 await self._try_to_end(warm.rental, "failed", warm.transport)
+
+    async def _compare_bill(self) -> None:
+        """Now and then: warn when the provider bills more than is booked."""
+        if self._clock() - self._billed_at < self._times.bill:
+            return
+        self._billed_at = self._clock()
+        rentals = [rental for rental in self._ledger.store.rentals(self._name) if rental.pod_id]
+        if not rentals:
+            return
+        since = datetime.fromtimestamp(min(rental.created for rental in rentals), UTC)
+        billed = await self._provider.billed(since, [rental.pod_id for rental in rentals])
+        found = reconcile(self._books.spent, billed, rentals, self._times.watch)
+        if found is not None and found.alarm and found.difference > 0:  # a lower one lags
+            logger.warning("%s: %s", self._name, found.sentence())
 
     async def _remove(self, warm: Warm, why: str) -> None:
         """No job gets a slot of it any more; those on it notice."""

@@ -25,12 +25,19 @@ LOG_LINES, LOG_SECONDS = 3, 20.0  # of a pod that never became usable
 
 @frozen
 class FleetTimes:
-    """Seconds. A lease that says nothing of its length reserves ``admission`` of the budget; a pod is rented only if
-    the budget covers ``pod`` of it; one that isn't usable ``boot`` after its create is ended; a create without an
-    answer is looked for over ``search`` (listings lag); a pod without work is ended after ``idle``; ``poll`` lies
-    between two looks at a new pod, ``watch`` between two looks at all of them; one
-    that its provider can't reach for ``lost`` is given up. On the pod, by its own clock, everything
-    ends after ``deadman`` without a word from the controller.
+    """Seconds, by the fleet's clock.
+
+    Attributes:
+        admission: what a lease that says nothing of its length reserves of the budget.
+        pod: a pod is rented only if the budget covers at least so much of it.
+        boot: a pod that isn't usable so long after its create is ended.
+        search: a create without an answer is looked for over this time: listings lag.
+        idle: a pod without work is ended after it.
+        poll: between two looks at a new pod.
+        watch: between two looks at all pods.
+        lost: a pod that its provider can't reach for so long is given up.
+        bill: between two looks at the provider's bill.
+        deadman: on the pod, by its own clock, everything ends so long after the last word from the controller.
     """
 
     admission: float = 60.0
@@ -41,6 +48,7 @@ class FleetTimes:
     poll: float = 5.0
     watch: float = 10.0
     lost: float = 120.0
+    bill: float = 3600.0
     deadman: float = 1800.0
 
 

@@ -8,6 +8,7 @@ nothing on the host, and is never read as an end. The shell scripts in ``host/``
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import re
 import tarfile
@@ -24,6 +25,7 @@ from ai_trains_ai.interfaces import Transport
 SCRIPTS = ("fence.sh", "job.sh", "submit.sh", "poll.sh", "end.sh", "deadman.sh")
 START_SECONDS = 30.0  # a started job that shows no process for so long was lost at its start
 DEADLINE = 60.0  # seconds of one call
+LARGE = 64 << 10  # bytes of a file from which on it is kept on the host for the next jobs
 FENCED = 46  # exit status for a controller that another one has followed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -73,18 +75,21 @@ class HostJobs:
         """Start ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
 
         Idempotent by ``job_id``: returns whether this call started it. ``user`` is whom it runs as, where we are root
-        on the host: such a job can't read what only root can, the key of the dead-man switch above all.
+        on the host: such a job can't read what only root can, the key of the dead-man switch above all. Large files
+        are sent to a host once, whatever job they belong to.
 
         Raises:
             Transient: the connection was lost; submit again, it is safe.
         """
         stage = f"{self._root}/stage-{uuid.uuid4().hex}"
         script = (resources.files("ai_trains_ai.transport") / "host" / "job.sh").read_bytes()
-        staged = {f"files/{path}": data for path, data in files.items()}
+        large = {path: data for path, data in files.items() if len(data) >= LARGE}
+        staged = {f"files/{path}": data for path, data in files.items() if path not in large}
+        if large:
+            staged["blobs"] = await self._blobs(large)
         if user:
             staged["user"] = _safe(user).encode()
         await self._transport.put({"job.sh": script, "command": command.encode(), **staged}, stage)
-        await self._call("mkdir", "-p", f"{stage}/files")
         said = await self._script("submit.sh", stage, _safe(job_id))
         return said.strip() == b"started"
 
@@ -146,6 +151,15 @@ class HostJobs:
     async def beat(self) -> None:
         """Tell the host that the controller is there."""
         await self._script("beat")
+
+    async def _blobs(self, files: Mapping[str, bytes]) -> bytes:
+        """See that the host has these files under their hashes; the list of hashes and paths."""
+        hashes = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
+        there = await self._call("sh", "-c", 'ls "$1" 2>/dev/null || true', "ls", f"{self._root}/blobs")
+        missing = {name: files[path] for path, name in hashes.items() if name.encode() not in there.split()}
+        if missing:
+            await self._transport.put(missing, f"{self._root}/blobs")
+        return "".join(f"{name}  {path}\n" for path, name in hashes.items()).encode()
 
     # ------------------------------------------------------------------------------------------ calls
 

@@ -15,7 +15,7 @@ from attrs import evolve
 from ai_trains_ai.errors import BudgetExceeded, Forbidden, NoCapacity, OutOfFunds, ProviderError, Transient
 from ai_trains_ai.fleet import Fleet, FleetTimes, Ledger
 from ai_trains_ai.interfaces import Transport
-from ai_trains_ai.records import Budget, Charge, Offer, PodRequest
+from ai_trains_ai.records import Budget, Charge, Money, Offer, PodRequest
 from ai_trains_ai.store import Store
 from ai_trains_ai.testing import FakeGPUProvider
 from ai_trains_ai.testing.fakes import LOST_REPLY, Unlisted
@@ -484,6 +484,28 @@ async def test_a_dear_offer_is_not_rented_for_a_job_that_it_can_not_finish(tmp_p
 
     assert await world.time.run(work()) == "a100"
     world.assert_clean()
+
+
+async def test_a_bill_above_the_books_is_an_alarm(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = world.controller(FleetTimes(bill=600.0))
+    factor = 1.0
+
+    async def billed(since: Any, pod_ids: Any = None) -> Money:
+        assert len(pod_ids) == 1
+        return Money(factor * world.provider.spent)
+
+    world.provider.billed = billed  # type: ignore[method-assign]
+
+    async def work() -> None:
+        nonlocal factor
+        await world.job(fleet, "honest", 1500.0)
+        assert "more is billed" not in caplog.text
+        factor = 1.1
+        await world.job(fleet, "dear", 1500.0)
+        await fleet.close()
+
+    await world.time.run(work())
+    assert "more is billed than booked" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------ nobody's pods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 import os
 import stat
@@ -11,6 +12,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.sshd import Server
@@ -152,6 +154,32 @@ async def test_a_job_of_another_user_can_not_read_the_dead_mans_key(jobs: HostJo
     assert b"secret" not in state.log
     assert state.log.count(b"Permission denied") == 2
     assert await jobs.result("job", 1 << 16) == {"number": b"7\n"}
+
+
+async def test_large_files_are_sent_once_and_a_job_has_its_own_copy(jobs: HostJobs, tmp_path: Path) -> None:
+    sent: list[int] = []
+    kept = jobs._transport.put
+
+    async def put(files: Any, folder: str) -> None:
+        sent.append(sum(map(len, files.values())))
+        await kept(files, folder)
+
+    jobs._transport.put = put  # type: ignore[method-assign]
+    model = os.urandom(200_000)
+    for name in ("one", "two"):
+        command = "sha256sum <deep/model; echo spoiled >deep/model; cat small"
+        assert await jobs.submit(name, {"deep/model": model, "small": b"s\n"}, command)
+        assert (await until(jobs, name, ended)).log == f"{hashlib.sha256(model).hexdigest()}  -\ns\n".encode()
+    assert sum(sent) < 250_000
+
+
+async def test_a_large_file_that_was_changed_on_the_host_is_not_used(jobs: HostJobs, tmp_path: Path) -> None:
+    model = os.urandom(100_000)
+    await jobs.submit("one", {"model": model}, "true")
+    (tmp_path / "host/blobs" / hashlib.sha256(model).hexdigest()).write_bytes(b"spoiled")
+    with pytest.raises(TransportError, match="a file changed on the host"):
+        await jobs.submit("two", {"model": model}, "true")
+    assert await jobs.submit("two", {"model": model}, "true")  # it is sent anew
 
 
 async def test_an_older_controller_is_shut_out(tmp_path: Path) -> None:

@@ -212,10 +212,13 @@ class InnerJobRunner(ABC):
     Owns its processes and its leases on machines. A runner that needs machines takes ``provider=`` and gets its pool
     from ``run.fleet(provider)``, which books what they cost.
 
+    ``provider`` is whom it rents from; ``None`` when its jobs run on this machine.
+
     ``sandbox_preload`` names modules ("module" or "module:function") that the run's sandbox should import before its
     first run, because validation or jobs of this runner need them there.
     """
 
+    provider: GPUProvider | None = None
     sandbox_preload: ClassVar[Sequence[str]] = ()
 
     async def start(self, run: RunContext) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ai_trains_ai.store import RunFolder, Store
 
 _pause = asyncio.sleep
-POLL = 5.0  # seconds between two looks of --watch; also what the pool waits between two
+POLL = 5.0  # seconds between two looks of --watch
 
 fleet = typer.Typer(no_args_is_help=True, help="The machines of a run, and what they cost.", rich_markup_mode=None)
 
@@ -238,6 +238,7 @@ async def _reap(folder: RunFolder, named: str | None, yes: bool) -> dict[str, st
 async def _cost(folder: RunFolder, named: str | None) -> tuple[Costs, Reconciliation | None, str]:
     """The costs, and the bill beside them, or why there is none."""
     from ai_trains_ai.fleet.costs import costs_of, reconcile
+    from ai_trains_ai.fleet.renting import TIMES
     from ai_trains_ai.session import provider_of_run
 
     with _reading(folder) as store:
@@ -253,7 +254,7 @@ async def _cost(folder: RunFolder, named: str | None) -> tuple[Costs, Reconcilia
         if named:
             raise
         return costs, None, str(error)
-    bill = reconcile(costs.machines, billed, pods, POLL)
+    bill = reconcile(costs.machines, billed, pods, TIMES.watch)
     return costs, bill, "" if bill else "the provider has none."
 
 

@@ -34,6 +34,10 @@ class Books:
         """The pods that are there, or may be."""
         return list(self._rentals.values())
 
+    def has(self, marker: str) -> bool:
+        """Whether a pod of this name is there, or may be."""
+        return marker in self._rentals
+
     @property
     def ever_rented(self) -> bool:
         """Whether a pod was ever asked for."""
@@ -66,6 +70,8 @@ class Books:
         # one that stopped by itself shows no price any more
         stopped = pod.status not in ("starting", "ready") and pod.offer.usd_per_hour == 0
         offer = evolve(pod.offer, usd_per_hour=rental.offer.usd_per_hour) if stopped else pod.offer
+        # the name that it was asked for by, whatever place it got: candidates are judged by it
+        offer = evolve(offer, id=rental.offer.id)
         rental = evolve(rental, state="alive", offer=offer, pod_id=pod.id, seen=self._clock())
         self._charged.setdefault(rental.marker, self._store.charged_to_pod(rental.marker))
         self._keep(rental)

@@ -169,8 +169,8 @@ class Forecast:
 
 
 def provider_of(runner: InnerJobRunner) -> GPUProvider | None:
-    """The provider that a runner was made with. The interface doesn't tell; the runner's attributes do."""
-    return next((value for value in getattr(runner, "__dict__", {}).values() if isinstance(value, GPUProvider)), None)
+    """The provider that a runner rents from; ``None``: from nobody, its jobs run on this machine."""
+    return runner.provider
 
 
 def forecast(

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -22,9 +22,11 @@ from ai_trains_ai.errors import Fenced, ProviderError, Transient, TransportError
 from ai_trains_ai.fleet.pool import Fleet
 from ai_trains_ai.records import Lease, Offer, Placement
 from ai_trains_ai.store import Store
-from ai_trains_ai.transport.jobs import HostJob
+from ai_trains_ai.transport.jobs import HostJob, HostJobs
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ATTEMPTS = 3  # of a job whose machine fails
 SILENCE = 180.0  # seconds without a word from a machine, or without a heartbeat of a job, after which it is given up
@@ -59,7 +61,7 @@ class HostedJobs:
     Args:
         fleet: where they run.
         store: the run's; keeps where every job is.
-        folder: results go to ``folder/JOB/out``, logs to ``folder/JOB/log``.
+        folder: results go to ``folder/JOB/out``, logs to ``folder/JOB/log.ATTEMPT``.
         clock: seconds since the epoch; ``sleep`` waits by it.
         poll: seconds between two looks at a job.
         silence: seconds without a word after which a machine or a job is given up.
@@ -111,31 +113,39 @@ class HostedJobs:
 
     async def _attempt(self, job: HostedJob, lease: Lease) -> None:
         try:
-            placed = await self._placed(job, lease)
-        except (Transient, TransportError) as error:  # nothing of the job has run yet: it is the machine
-            await self._lose(lease, error)
-        try:
-            state = await self._followed(job, lease, placed)
-            why = "" if state is not None else f"it was not over after {job.seconds:.0f} s"
+            placed = await self._patiently(lease, lambda host: self._placed(job, lease, host))
+            try:
+                state = await self._followed(job, lease, placed)
+                why = "" if state is not None else f"it was not over after {job.seconds:.0f} s"
+            except UntrustedDataError as error:  # the machine answers, and what the job left there makes no sense
+                state, why = None, str(error).rstrip(".")
             await self._fetched(job, lease, placed, state, why)
-        except Transient as error:
-            # it didn't mend for as long as the transport is patient: whoever comes next needs another machine
+        except (Transient, TransportError) as error:
             await self._lose(lease, error)
-        except TransportError as error:  # the machine answers, and what the job left there makes no sense
-            await self._fetched(job, lease, placed, None, str(error).rstrip("."))
         except Fenced as error:
             self._fleet.stop(error)
             raise
-        except asyncio.CancelledError:
-            # whoever gave the job up doesn't want it; its slot goes to another one
+        except (MachineLost, asyncio.CancelledError):
+            # whoever gave the job up doesn't want it, and its slot goes to another one
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(asyncio.shield(self._removed(job, lease)), FAREWELL)
             raise
 
-    async def _placed(self, job: HostedJob, lease: Lease) -> Placement:
+    async def _patiently(self, lease: Lease, call: Callable[[HostJobs], Awaitable[T]]) -> T:
+        """What a call of the machine gives, repeated while the machine may come back. All calls can be repeated."""
+        heard = self._clock()
+        while True:
+            try:
+                return await call(await self._fleet.jobs(lease))
+            except Transient:
+                there = any(pod.marker == lease.pod.marker for pod in self._fleet.pods)
+                if not there or self._clock() - heard > self._silence:
+                    raise
+                await self._sleep(self._poll)
+
+    async def _placed(self, job: HostedJob, lease: Lease, host: HostJobs) -> Placement:
         """The attempt that runs on the leased pod: started now, or found there."""
         placed = self._store.placement(job.id)
-        host = await self._fleet.jobs(lease)
         if placed is None or placed.marker != lease.pod.marker:
             # nothing of an earlier job, or of an attempt that was given up, may be here
             await (host.wipe() if lease.pod.offer.slots == 1 else host.remove(job.id))
@@ -160,19 +170,13 @@ class HostedJobs:
         """The state of the job once it has ended; ``None`` when its time is over."""
         log = self._folder / job.id / f"log.{placed.attempt}"
         log.parent.mkdir(parents=True, exist_ok=True)
-        heard = self._clock()
         with log.open("ab") as file:
+
+            async def look(host: HostJobs) -> HostJob:
+                return await host.poll(job.id, file.tell())
+
             while True:
-                try:
-                    host = await self._fleet.jobs(lease)
-                    state = await host.poll(job.id, file.tell())
-                    heard = self._clock()
-                except Transient:
-                    there = any(pod.marker == placed.marker for pod in self._fleet.pods)
-                    if not there or self._clock() - heard > self._silence:
-                        raise
-                    await self._sleep(self._poll)
-                    continue
+                state = await self._patiently(lease, look)
                 file.write(state.log[: max(0, LOG_BYTES - file.tell())])
                 if state.status == "ended" and (not state.log or file.tell() >= LOG_BYTES):
                     return state
@@ -183,17 +187,16 @@ class HostedJobs:
                         f"the job is {state.status} on pod {placed.marker}, silent for {state.silent:.0f} s"
                     )
                 if self._clock() - placed.began > job.seconds + SLACK / 2:
-                    await host.cancel(job.id)
+                    await self._patiently(lease, lambda host: host.cancel(job.id))
                     return None
                 await self._sleep(self._poll)
 
     async def _fetched(self, job: HostedJob, lease: Lease, placed: Placement, state: HostJob | None, why: str) -> None:
         """Take the result to the run folder, and count it unless another attempt was counted."""
-        host = await self._fleet.jobs(lease)
         files: Mapping[str, bytes] = {}
         if state is not None:
             try:
-                files = await host.result(job.id, job.result_bytes)
+                files = await self._patiently(lease, lambda host: host.result(job.id, job.result_bytes))
             except (TransportError, UntrustedDataError) as error:
                 state, why = None, f"its result can't be used: {error}"
         await asyncio.to_thread(_replace, self._folder / job.id / "out", files)
@@ -202,7 +205,7 @@ class HostedJobs:
             evolve(placed, state="ended", exit=None if state is None else state.exit, seconds=seconds, why=why)
         )
         try:
-            await host.remove(job.id)
+            await self._removed(job, lease)
         except (ProviderError, TransportError) as error:  # the next job on it wipes it
             logger.debug("job %s stays on its machine: %s", job.id, error)
 

@@ -57,12 +57,23 @@ class Ledger:
         Raises:
             BudgetExceeded: it would pass the budget, or a plugin's ``before_spend`` forbids it.
         """
-        if charge.usd > self.left:
-            held = f" and {self.reserved:.2f} are held for what goes on" if self.reserved >= 0.005 else ""
-            raise BudgetExceeded(
-                f"{charge.subject} would cost at least {charge.usd:.2f} USD, but only {max(0.0, self.left):.2f} "
-                f"of {self.budget.usd:.2f} USD are left{held}. Raise the budget to go on."
-            )
+        shortage = self.shortage(charge.subject, charge.usd)
+        if shortage is not None:
+            raise shortage
+        self.ask(charge)
+
+    def shortage(self, subject: str, usd: float) -> BudgetExceeded | None:
+        """What is wrong with a spend that would pass the budget; nobody else is asked."""
+        if usd <= self.left:
+            return None
+        held = f" and {self.reserved:.2f} are held for what goes on" if self.reserved >= 0.005 else ""
+        return BudgetExceeded(
+            f"{subject} would cost at least {usd:.2f} USD, but only {max(0.0, self.left):.2f} "
+            f"of {self.budget.usd:.2f} USD are left{held}. Raise the budget to go on."
+        )
+
+    def ask(self, charge: Charge) -> None:
+        """Ask the plugins' ``before_spend``. Raises `BudgetExceeded` when one forbids it."""
         if self._before_spend is not None:
             self._before_spend(charge, self)
 

@@ -70,6 +70,8 @@ class Fleet:
         self._offers: list[Offer] = []
         self._warm: dict[str, Warm] = {}
         self._booting: set[str] = set()
+        self._in_hand: set[str] = set()  # markers of pods that are being made, taken over or tried
+        self._refreshing, self._refreshed = asyncio.Lock(), clock()
         self._left_over: dict[str, Lease] = {}  # lasting leases of an earlier session, by job
         self._strays: set[str] = set()  # ids of pods with our marker that the last look found and nobody rented
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,17 +135,17 @@ class Fleet:
             lease = await self._take(job_id, self._times.admission if seconds is None else seconds, lasting)
         try:
             yield lease
+            seconds = self._clock() - lease.begin
+            self._candidates.learn(lease.pod.offer.gpu_type, seconds / 3600)
         finally:
-            await self._give_back(lease)
+            self._give_back(lease)
 
     async def distrust(self, lease: Lease, why: str) -> None:
         """Give up the pod of a lease: it can't be used. It is ended, and its machine left alone for a while."""
         warm = self._warm.get(lease.pod.marker)
         if warm is not None:
-            await self._remove(warm, why)
             self._renter.quarantine(warm.pod)
-            with contextlib.suppress(Transient):  # the watch goes on trying
-                await self._renter.end(warm.rental, "failed", warm.transport)
+            await self._let_go(warm, why)
 
     async def jobs(self, lease: Lease) -> HostJobs:
         """The jobs on the pod of a lease, with the host's side of the protocol in place.
@@ -159,7 +161,7 @@ class Fleet:
         return warm.jobs
 
     def stop(self, error: Exception) -> None:
-        """Give out no slot any more: every wait for one, now and until the next `start`, ends with this error."""
+        """Give out no slot any more: every wait for one, now and until the fleet was closed and started, ends so."""
         self._stopped = error
         self._spawn(self._notify())
 
@@ -208,24 +210,24 @@ class Fleet:
             self._rent_more()
             await self._changed.wait()
 
-    async def _give_back(self, lease: Lease) -> None:
-        async with self._changed:
-            warm = self._warm.get(lease.pod.marker)
-            if warm is not None:
-                warm.leases.pop(lease.slot, None)
-                warm.idle_since = self._clock()
-            self._changed.notify_all()
-            seconds = self._books.finish(lease)
-            if seconds:
-                self._candidates.learn(lease.pod.offer.gpu_type, seconds / 3600)
+    def _give_back(self, lease: Lease) -> None:
+        """Free the slot and book its time; nothing here waits, so nothing can interrupt it."""
+        warm = self._warm.get(lease.pod.marker)
+        if warm is not None:
+            warm.leases.pop(lease.slot, None)
+            warm.idle_since = self._clock()
+        self._spawn(self._notify())
+        self._books.finish(lease)
 
     # ------------------------------------------------------------------------------------------ renting
 
     def _rent_more(self) -> None:
         """Boot as many pods as the waiting jobs need and the limits allow. Called with the lock held."""
         slots = max(1, max(offer.slots for offer in self._offers))
-        there = len(self._warm) + len(self._loose())
-        while len(self._booting) * slots < len(self._waiting) and there + len(self._booting) < self._provider.max_pods:
+        there = len(self._books.open) + sum(1 for marker in self._in_hand if not self._books.has(marker))
+        there = max(there, len(self._warm) + len(self._booting))
+        while len(self._booting) * slots < len(self._waiting) and there < self._provider.max_pods:
+            there += 1
             boot = uuid.uuid4().hex[:8]
             self._booting.add(boot)
             self._spawn(self._boot(boot))
@@ -234,29 +236,41 @@ class Fleet:
         """One more usable pod, from whichever offer has one; an error that no waiting mends ends the waits."""
         broken: Exception | None = None
         try:
-            while not self._closed and self._stopped is None and not await self._try_offers(boot):
+            # whoever waited may have got another pod's slot meanwhile, or have given up
+            while self._waiting and not self._closed and self._stopped is None and not await self._try_offers(boot):
                 if len(self._renter.failures) >= BAD_IN_ROW and not self._warm:
                     why, self._renter.failures = self._renter.failures[-1], []
                     raise ProviderError(
                         f"{BAD_IN_ROW} pods of {self._name} in a row could not be used, the last one because {why}. "
                         "See what their image and their logs have to do with it."
                     )
-                wait = self._candidates.soonest() or self._times.poll
-                logger.info("%s: nothing is free now; trying again in %.0f s.", self._name, wait)
+                wait = self._times.poll
+                if not self._candidates.ranked(self._offers):
+                    wait = self._candidates.soonest() or wait
+                    logger.info("%s: nothing is free now; trying again in %.0f s.", self._name, wait)
                 await self._sleep(wait)
-                with contextlib.suppress(Transient):
-                    self._offers = list(await self._provider.offers(self._request)) or self._offers
+                await self._refresh()
+        except Fenced as error:
+            self.stop(error)
         except Exception as error:  # whatever it is, nobody may wait for ever
             broken = error
         finally:
             async with self._changed:
                 self._booting.discard(boot)
-                if broken is not None and self._warm:  # while a pod works, jobs wait for that one
+                if broken is not None and (self._warm or self._booting):  # jobs wait for what works, or may soon
                     logger.warning("%s rents no further pod now: %s", self._name, broken)
                     self._spawn(self._later())
                 elif broken is not None:
                     self._broken = (self._clock(), broken)
                 self._changed.notify_all()
+
+    async def _refresh(self) -> None:
+        """Ask for the offers anew, for all boots together."""
+        async with self._refreshing:
+            if self._clock() - self._refreshed >= self._times.poll:
+                self._refreshed = self._clock()
+                with contextlib.suppress(Transient):
+                    self._offers = list(await self._provider.offers(self._request)) or self._offers
 
     async def _later(self) -> None:
         """Let those who wait try again."""
@@ -273,10 +287,15 @@ class Fleet:
         for offer in self._candidates.ranked(offers):
             if barriers[offer.id] is not None or not self._has_room(offer):
                 continue
+            marker = f"{self._prefix}{boot}{uuid.uuid4().hex[:4]}"
             self._books.expect(boot, self._beyond_waiting(offer))
+            self._in_hand.add(marker)
             try:
-                rental = self._books.intend(f"{self._prefix}{boot}{uuid.uuid4().hex[:4]}", offer)
-                rented = await self._renter.create(rental)
+                seconds = max(self._times.pod, *self._waiting.values(), 0.0)
+                self._ledger.ask(
+                    Charge("pod", f"a pod of {offer.id}", seconds, "seconds", seconds * _per_second(offer))
+                )
+                rented = await self._renter.create(self._books.intend(marker, offer))
                 if rented is None:
                     return False
                 if await self._too_dear(offer, rented[0]):
@@ -288,6 +307,7 @@ class Fleet:
                 logger.warning("%s: %s", self._name, error)
                 return False
             finally:
+                self._in_hand.discard(marker)
                 self._books.give_up(boot)
         return False
 
@@ -310,19 +330,13 @@ class Fleet:
             return BudgetExceeded(
                 f"A pod of {offer.id} costs {offer.usd_per_hour:.2f} USD an hour; the limit is {cap:.2f}."
             )
-        seconds = max(self._times.pod, *self._waiting.values(), 0.0)
-        try:
-            usd = self._beyond_waiting(offer)
-            self._ledger.require(Charge("pod", f"a pod of {offer.id}", seconds, "seconds", usd))
-        except BudgetExceeded as error:
-            return error
-        return None
+        return self._ledger.shortage(f"a pod of {offer.id}", self._beyond_waiting(offer))
 
     def _beyond_waiting(self, offer: Offer) -> float:
         """Dollars of a pod until the longest job that waits is over, without what those on it have reserved."""
         seconds = max(self._times.pod, *self._waiting.values(), 0.0)
         reserved = sorted((self._books.expected_of(name) for name in self._waiting), reverse=True)
-        return max(0.0, seconds / 3600 * offer.usd_per_hour - sum(reserved[: offer.slots]))
+        return max(0.0, seconds * _per_second(offer) - sum(reserved[: offer.slots]))
 
     def _has_room(self, offer: Offer) -> bool:
         """Whether the hourly limit leaves room beside the pods that are there."""
@@ -355,7 +369,10 @@ class Fleet:
             for step in (self._look_after, self._beat, self._retire, self._end_loose, self._compare_bill):
                 try:
                     await step()
-                except (BudgetExceeded, Fenced) as error:  # an observer stops the run, or another controller has it
+                except Fenced as error:
+                    self.stop(error)
+                    break  # the pods are another controller's now
+                except BudgetExceeded as error:  # an observer stops the run
                     self.stop(error)
                 except Exception as error:  # the next look may do better; without one, pods would run for ever
                     logger.warning("%s: %s", self._name, error or type(error).__name__)
@@ -379,10 +396,11 @@ class Fleet:
         spent = self._ledger.left <= 0 and any(offer.usd_per_hour for offer in self._offers)
         late = self._clock() - (0.0 if spent else self._times.idle)
         async with self._changed:
-            for job_id, lease in list(self._left_over.items()):
-                if lease.begin + max(lease.seconds, self._times.idle) <= self._clock():
-                    logger.warning("Job %s was taken up by nobody; its slot is given to others.", job_id)
-                    await self._drop(self._left_over.pop(job_id))
+            late_jobs = [
+                self._left_over.pop(job_id)
+                for job_id, lease in list(self._left_over.items())
+                if lease.begin + max(lease.seconds, self._times.idle) <= self._clock()
+            ]
             idle = [w for w in self._warm.values() if not w.leases and w.idle_since <= late]
             for warm in idle:
                 del self._warm[warm.marker]
@@ -397,27 +415,29 @@ class Fleet:
             self._changed.notify_all()
         for warm in idle:
             await self._try_to_end(warm.rental, "idle", warm.transport)
+        for lease in late_jobs:
+            await self._drop(lease)
 
     async def _drop(self, lease: Lease) -> None:
-        """End a lease that nobody holds. Called with the lock held."""
+        """End a lease that nobody holds, and its job."""
+        logger.warning("Job %s was taken up by nobody; its slot is given to others.", lease.job_id)
         warm = self._warm.get(lease.pod.marker)
-        if warm is not None:
-            warm.leases.pop(lease.slot, None)
-            with contextlib.suppress(ProviderError, TransportError):
+        try:
+            if warm is not None:
                 await warm.jobs.prepare()
                 await warm.jobs.remove(lease.job_id)
-        self._books.finish(lease)
+        except (ProviderError, TransportError) as error:  # the next job on it wipes it
+            logger.warning("Job %s: %s", lease.job_id, error)
+        finally:
+            self._give_back(lease)
 
     def _loose(self) -> list[Rental]:
         """Pods that are in the books, and that nobody has in hand: their end, or the look for them, failed."""
         return [
             rental
             for rental in self._books.open
-            if rental.marker not in self._warm and self._boot_of(rental.marker) not in self._booting
+            if rental.marker not in self._warm and rental.marker not in self._in_hand
         ]
-
-    def _boot_of(self, marker: str) -> str:
-        return marker.removeprefix(self._prefix)[:8]
 
     async def _end_loose(self) -> None:
         for rental in self._loose():
@@ -450,17 +470,14 @@ class Fleet:
             if pod is not None and pod.status == "ready":
                 warm.silent_since = None
             elif pod is None or pod.status == "terminated":
-                await self._remove(warm, "it is gone, and nobody here ended it")
-                self._books.ended(warm.marker, "idle", lost=True)
+                await self._let_go(warm, "it is gone, and nobody here ended it")
             elif has_stopped(warm.rental, pod):
-                await self._remove(warm, "it stopped by itself")
-                await self._renter.end(warm.rental, "failed", warm.transport, lost=True)
+                await self._let_go(warm, "it stopped by itself")
             elif warm.silent_since is None:
                 warm.silent_since = self._clock()
             elif self._clock() - warm.silent_since >= self._times.lost:
-                await self._remove(warm, f"it is {pod.status} for {self._clock() - warm.silent_since:.0f} s")
                 self._renter.quarantine(warm.pod)
-                await self._try_to_end(warm.rental, "failed", warm.transport)
+                await self._let_go(warm, f"it is {pod.status} for {self._clock() - warm.silent_since:.0f} s")
 
     async def _compare_bill(self) -> None:
         """Now and then: warn when the provider bills more than is booked."""
@@ -476,14 +493,23 @@ class Fleet:
         if found is not None and found.alarm and found.difference > 0:  # a lower one lags
             logger.warning("%s: %s", self._name, found.sentence())
 
-    async def _remove(self, warm: Warm, why: str) -> None:
-        """No job gets a slot of it any more; those on it notice."""
+    async def _let_go(self, warm: Warm, why: str) -> None:
+        """No job gets a slot of it any more, those on it notice, and it is ended.
+
+        One that is gone, or stopped, is paid to where it was last seen.
+        """
         logger.warning("Pod %s is let go: %s.", warm.marker, why)
         async with self._changed:
             self._warm.pop(warm.marker, None)
             for lease in [lease for lease in self._left_over.values() if lease.pod.marker == warm.marker]:
                 del self._left_over[lease.job_id]
             self._changed.notify_all()
+        try:
+            pod = await self._provider.get(warm.rental.pod_id)
+            lost = pod is None or has_stopped(warm.rental, pod)
+            await self._renter.end(warm.rental, "failed", warm.transport, lost=lost)
+        except ProviderError as error:  # the watch goes on trying
+            logger.warning("Pod %s can't be ended now: %s", warm.marker, error)
 
     async def close(self) -> None:
         """Terminate every pod, also those that only the books or the provider know.
@@ -545,7 +571,7 @@ class Fleet:
         if not rentals:
             return
         listed = {pod.marker: pod for pod in await self._provider.list(self._prefix)}
-        self._booting |= {self._boot_of(rental.marker) for rental in rentals}
+        self._in_hand |= {rental.marker for rental in rentals}
         held = {lease.pod.marker for lease in self._books.leases}
         now: list[Awaitable[None]] = []
         for rental in rentals:
@@ -561,12 +587,13 @@ class Fleet:
     async def _take_over(self, rental: Rental, pod: Pod | None) -> None:
         try:
             await self._taken_over(rental, pod)
+        except Fenced as error:
+            self.stop(error)
         except (ProviderError, TransportError) as error:
             logger.warning("Pod %s of an earlier session: %s", rental.marker, error)
         finally:
-            async with self._changed:
-                self._booting.discard(self._boot_of(rental.marker))
-                self._changed.notify_all()
+            self._in_hand.discard(rental.marker)
+            await self._notify()
 
     async def _taken_over(self, rental: Rental, pod: Pod | None) -> None:
         if pod is None and rental.state == "intent":
@@ -614,3 +641,8 @@ class Fleet:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _per_second(offer: Offer) -> float:
+    """US dollars of the whole pod."""
+    return offer.usd_per_hour / 3600

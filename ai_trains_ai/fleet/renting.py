@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define, evolve, field, frozen
 
-from ai_trains_ai.errors import AmbiguousCreate, ProviderError, TransportError
+from ai_trains_ai.errors import AiTrainsAiError, AmbiguousCreate, Fenced, ProviderError, TransportError
 from ai_trains_ai.fleet.books import Books
 from ai_trains_ai.fleet.canary import Canary, responds
 from ai_trains_ai.fleet.candidates import Candidates
@@ -63,7 +63,6 @@ class Warm:
     pod: Pod
     transport: Transport
     jobs: HostJobs
-    armed: bool
     leases: dict[int, Lease] = field(factory=dict)  # by slot
     idle_since: float = 0.0
     silent_since: float | None = None
@@ -117,7 +116,7 @@ class Renter:
                 self._candidates.bad(rental.offer)
                 return None
             pod = found
-        except ProviderError:  # it said in so many words that nothing was created
+        except AiTrainsAiError:  # it said in so many words that nothing was created
             self._books.nothing_came(rental)
             raise
         return self._books.rented(rental, pod), pod
@@ -140,6 +139,8 @@ class Renter:
         """
         try:
             warm, why = await self._tried(rental, pod, busy)
+        except Fenced:
+            raise  # it is another controller's
         except BaseException:
             await asyncio.shield(self.end(rental, "failed"))
             raise
@@ -185,9 +186,9 @@ class Renter:
                 why = await responds(transport) if busy else await self._canary(transport, ready.offer)
                 if not why:
                     jobs = HostJobs(transport, ready.root, self.epoch)
-                    armed = await self._armed(jobs, ready)
+                    await self._arm(jobs, ready)
                     # what is paid is the rental's offer, whatever a later look says
-                    return Warm(rental, evolve(ready, offer=rental.offer), transport, jobs, armed), ""
+                    return Warm(rental, evolve(ready, offer=rental.offer), transport, jobs), ""
             except BaseException:
                 await transport.close()
                 raise
@@ -211,13 +212,12 @@ class Renter:
             seen = await self._provider.get(rental.pod_id)
         return seen, "" if seen else "it is gone"
 
-    async def _armed(self, jobs: HostJobs, pod: Pod) -> bool:
+    async def _arm(self, jobs: HostJobs, pod: Pod) -> None:
         """Set the pod's dead-man switch, where the provider knows how a pod ends itself."""
         command = self._provider.end_command(pod)
         if command:
             await jobs.prepare()
             await jobs.arm(max(1, int(self._times.deadman)), command)
-        return bool(command)
 
     async def _last_words(self, rental: Rental) -> str:
         """The end of the log of a pod that doesn't work, for the user to see why."""

@@ -10,6 +10,7 @@ from attrs import frozen
 from ai_trains_ai.errors import ProviderError
 from ai_trains_ai.fleet.books import Books
 from ai_trains_ai.fleet.ledger import Ledger
+from ai_trains_ai.fleet.renting import TIMES
 from ai_trains_ai.interfaces import GPUProvider
 from ai_trains_ai.records import Offer, Pod, Rental
 from ai_trains_ai.store import Store
@@ -100,6 +101,13 @@ async def reap(
         # a second provider of the same class has a number behind its name
         if seen.pod is None and name.partition("-")[0] != kind:
             left[seen.marker] = f"it was rented from {name}, and {kind} was asked"
+            continue
+        since = clock() - seen.rental.created if seen.rental else TIMES.search
+        if seen.rental is not None and seen.rental.state == "intent" and seen.pod is None and since < TIMES.search:
+            wait = TIMES.search - since
+            left[seen.marker] = (
+                f"it was asked for {since:.0f} s ago and may still turn up: run this again in {wait:.0f} s"
+            )
             continue
         problem = await _terminated(provider, seen.id, sleep) if seen.id else ""
         if problem:

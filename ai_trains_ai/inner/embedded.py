@@ -90,17 +90,18 @@ class EmbeddedJobRunner(InnerJobRunner):
                 f"provider={provider!r} is no GPUProvider. Pass an instance, or let the experiment make it: "
                 'ata.job_runner("embedded", provider=…) takes a name or a class too.'
             )
-        self._provider, self._slots = provider, slots
+        self.provider, self._slots = provider, slots
         self._jobs: dict[str, _Running] = {}
 
     async def start(self, run: RunContext) -> None:
-        if self._provider is None:
+        provider = self.provider
+        if provider is None:
             from ai_trains_ai.providers.local import LocalProvider
 
-            self._provider = LocalProvider(self._slots)
+            provider = LocalProvider(self._slots)
         self._run = run
         self._jobs = {}  # a runner may be used for another run, or for the same one again
-        self._fleet: Fleet = run.fleet(self._provider)
+        self._fleet: Fleet = run.fleet(provider)
         await self._fleet.start()
         self._server: Sandbox = run.sandbox.another((f"{JOB}:warm_up",))
         await self._server.start()

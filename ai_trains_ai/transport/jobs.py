@@ -128,8 +128,13 @@ class HostJobs:
         await self._call("rm", "-rf", f"{self._root}/jobs/{_safe(job_id)}")
 
     async def wipe(self) -> None:
-        """End every job and remove its files: the next lease finds nothing of the last. Idempotent."""
+        """End every job and remove its files: the next lease finds nothing of the last. Idempotent.
+
+        Large input files stay for a day, readable for nobody but the host's own user.
+        """
         await self._script("end.sh", "2")
+        old = 'rm -rf "$1"/stage-*; [ -d "$1/blobs" ] || exit 0; find "$1/blobs" -type f -mtime +0 -delete'
+        await self._call("sh", "-c", old, "wipe", self._root)
 
     async def arm(self, seconds: int, command: str) -> None:
         """End everything here, then run ``sh command``, once no controller was heard for ``seconds``.
@@ -137,7 +142,11 @@ class HostJobs:
         Replaces an earlier one. ``command`` may hold a key: only the host's own user can read it, and it is on no
         command line.
         """
-        keep = 'umask 077; cat >"$1/deadman.tmp" && mv "$1/deadman.tmp" "$1/deadman.command"'
+        # Runpod's start script leaves the pod's own key readable for everybody
+        keep = (
+            "chmod 600 /etc/rp_environment 2>/dev/null; umask 077; "
+            'cat >"$1/deadman.tmp" && mv "$1/deadman.tmp" "$1/deadman.command"'
+        )
         await self._call("sh", "-c", keep, "arm", self._root, stdin=command.encode())
         await self.beat()
         start = 'setsid nohup sh "$1/deadman.sh" "$1" "$2" "$1/deadman.command" </dev/null >/dev/null 2>&1 &'
@@ -158,6 +167,7 @@ class HostJobs:
         there = await self._call("sh", "-c", 'ls "$1" 2>/dev/null || true', "ls", f"{self._root}/blobs")
         missing = {name: files[path] for path, name in hashes.items() if name.encode() not in there.split()}
         if missing:
+            await self._call("sh", "-c", 'mkdir -p "$1" && chmod 700 "$1"', "blobs", f"{self._root}/blobs")
             await self._transport.put(missing, f"{self._root}/blobs")
         return "".join(f"{name}  {path}\n" for path, name in hashes.items()).encode()
 
@@ -191,7 +201,7 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise TransportError(f"The host's record of a job holds {text[:40]!r}, which is no number.") from None
+        raise UntrustedDataError(f"The host's record of a job holds {text[:40]!r}, which is no number.") from None
 
 
 def _plain_files(archive: bytes) -> dict[str, bytes]:

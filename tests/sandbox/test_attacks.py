@@ -75,7 +75,7 @@ for family in (16, 17, 38, 40, 10, 44, 31):
 print('DONE')""",
     "abstract unix socket": """
 import socket
-try: s = socket.socket(socket.AF_UNIX); s.connect('\\0canary-socket'); print('LEAK', s.recv(9))
+try: s = socket.socket(socket.AF_UNIX); s.connect('\\0ABSTRACT_NAME'); print('LEAK', s.recv(9))
 except OSError: print('DONE')""",
     "path unix socket": """
 import socket
@@ -213,7 +213,7 @@ def host(tmp_path_factory):
     udp.bind(("127.0.0.1", tcp.getsockname()[1]))
     paths = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     paths[0].bind(str(home / "daemon.sock"))
-    paths[1].bind("\0canary-socket")
+    paths[1].bind(f"\0canary-socket-{os.getpid()}")  # one name space for all on this machine
     for listener in paths:
         listener.listen()
 
@@ -232,6 +232,7 @@ def host(tmp_path_factory):
         "HOST_PID": str(os.getpid()),
         "HOST_HOME": repr(str(home)),
         "SOCKET_PATH": str(home / "daemon.sock"),
+        "ABSTRACT_NAME": f"canary-socket-{os.getpid()}",
         "PACKAGE": repr(os.path.dirname(os.path.dirname(os.path.abspath(socket.__file__)))),
     }
     yield words, contacts, bystander

@@ -34,7 +34,8 @@ END_POD = (
     "[ -f /etc/rp_environment ] && . /etc/rp_environment; "
     '[ -n "$RUNPOD_POD_ID" ] || for v in RUNPOD_POD_ID RUNPOD_API_KEY; do '
     'export "$v=$(tr "\\0" "\\n" </proc/1/environ | sed -n "s/^$v=//p")"; done; '
-    'curl -fsS --retry 5 -X DELETE -H "Authorization: Bearer $RUNPOD_API_KEY" -A ai-trains-ai '
+    # the key goes in by a pipe: a command line is readable for everybody
+    'printf "Authorization: Bearer %s" "$RUNPOD_API_KEY" | curl -fsS --retry 5 -X DELETE -H @- -A ai-trains-ai '
     '"{url}/pods/$RUNPOD_POD_ID" || runpodctl remove pod "$RUNPOD_POD_ID"'
 )
 

@@ -71,6 +71,8 @@ class Fleet:
         self._warm: dict[str, Warm] = {}
         self._booting: set[str] = set()
         self._in_hand: set[str] = set()  # markers of pods that are being made, taken over or tried
+        self._held_back: Exception | None = None  # why no further pod was rented the last time
+        self._not_before = 0.0  # no further boot is tried earlier
         self._refreshing, self._refreshed = asyncio.Lock(), clock()
         self._left_over: dict[str, Lease] = {}  # lasting leases of an earlier session, by job
         self._strays: set[str] = set()  # ids of pods with our marker that the last look found and nobody rented
@@ -223,6 +225,8 @@ class Fleet:
 
     def _rent_more(self) -> None:
         """Boot as many pods as the waiting jobs need and the limits allow. Called with the lock held."""
+        if self._clock() < self._not_before:
+            return
         slots = max(1, max(offer.slots for offer in self._offers))
         there = len(self._books.open) + sum(1 for marker in self._in_hand if not self._books.has(marker))
         there = max(there, len(self._warm) + len(self._booting))
@@ -258,7 +262,12 @@ class Fleet:
             async with self._changed:
                 self._booting.discard(boot)
                 if broken is not None and (self._warm or self._booting):  # jobs wait for what works, or may soon
-                    logger.warning("%s rents no further pod now: %s", self._name, broken)
+                    again = type(broken) is type(self._held_back)
+                    logger.log(
+                        logging.DEBUG if again else logging.WARNING, "%s rents no further pod: %s", self._name, broken
+                    )
+                    self._held_back = broken
+                    self._not_before = self._clock() + self._times.watch
                     self._spawn(self._later())
                 elif broken is not None:
                     self._broken = (self._clock(), broken)

@@ -639,6 +639,81 @@ async def test_a_hiccup_while_a_bad_pod_is_ended_stops_nobody(world: World) -> N
     world.assert_clean()
 
 
+async def test_a_fine_offer_gets_its_turn_after_bad_pods_of_a_cheaper_one(tmp_path: Path) -> None:
+    world = World(tmp_path, (CHEAP, Offer("h200", "H200", 1, 4.0)))
+
+    async def canary(transport: Transport, offer: Offer) -> str:
+        return "no GPU" if offer.gpu_type == "A100" else ""
+
+    world.canary = canary
+    fleet = world.controller()
+
+    async def work() -> str:
+        used = await world.job(fleet, "job")
+        await fleet.close()
+        return used
+
+    assert await world.time.run(work()) == "h200"
+    assert world.provider.calls.count("create") == 3
+    world.assert_clean()
+
+
+async def test_two_jobs_and_the_money_for_one_pod(tmp_path: Path) -> None:
+    world = World(tmp_path, (CHEAP,), boot_seconds=60.0)
+    world.budget = Budget(usd=0.45)
+    fleet = world.controller()
+
+    async def work() -> None:
+        await asyncio.gather(world.job(fleet, "one", 60.0), world.job(fleet, "two", 60.0))
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_a_bad_pod_that_can_not_be_ended_is_not_forgotten_while_its_boot_goes_on(world: World) -> None:
+    tried: list[str] = []
+
+    async def canary(transport: Transport, offer: Offer) -> str:
+        tried.append(offer.id)
+        world.provider.stock["a100"] = 0
+        return "no GPU"
+
+    world.canary = canary
+    world.provider.faults.append(("terminate", Transient("500")))
+    fleet = world.controller()
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(world.job(fleet, "job"))
+        await world.time.sleep(60.0)
+        assert tried == ["a100"]
+        assert world.provider.alive == []
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await fleet.close()
+
+    await world.time.run(work())
+    world.assert_clean()
+
+
+async def test_boots_without_stock_ask_for_the_offers_together(world: World) -> None:
+    world.provider.max_pods, world.provider.stock["a100"] = 16, 0
+    fleet = world.controller()
+
+    async def work() -> int:
+        jobs = [asyncio.ensure_future(world.job(fleet, f"job-{n}")) for n in range(16)]
+        await world.time.sleep(600.0)
+        asked = world.provider.calls.count("offers")
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await fleet.close()
+        return asked
+
+    assert await world.time.run(work()) <= 600 / 5 + 2
+    world.assert_clean()
+
+
 async def test_pods_that_are_all_bad_are_not_rented_for_ever(world: World) -> None:
     async def canary(transport: Transport, offer: Offer) -> str:
         return "torch is too old"

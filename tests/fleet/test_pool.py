@@ -675,8 +675,7 @@ async def test_a_bad_pod_that_can_not_be_ended_is_not_forgotten_while_its_boot_g
     tried: list[str] = []
 
     async def canary(transport: Transport, offer: Offer) -> str:
-        tried.append(offer.id)
-        world.provider.stock["a100"] = 0
+        tried.extend(world.provider.alive)
         return "no GPU"
 
     world.canary = canary
@@ -686,8 +685,7 @@ async def test_a_bad_pod_that_can_not_be_ended_is_not_forgotten_while_its_boot_g
     async def work() -> None:
         waiting = asyncio.ensure_future(world.job(fleet, "job"))
         await world.time.sleep(60.0)
-        assert tried == ["a100"]
-        assert world.provider.alive == []
+        assert tried[0] not in world.provider.alive
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await fleet.close()

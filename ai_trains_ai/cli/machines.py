@@ -20,10 +20,11 @@ from ai_trains_ai.errors import AiTrainsAiError, ProviderError, Transient
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ai_trains_ai.fleet.costs import Costs, Reconciliation
+    from ai_trains_ai.fleet.costs import Reconciliation
     from ai_trains_ai.fleet.upkeep import Sighting
     from ai_trains_ai.interfaces import GPUProvider
     from ai_trains_ai.records import Offer, PodRequest
+    from ai_trains_ai.report.costs import Costs
     from ai_trains_ai.store import RunFolder, Store
 
 _pause = asyncio.sleep
@@ -132,7 +133,7 @@ def cost(
     if as_json:
         typer.echo(json.dumps(_cost_data(costs, by, bill, why), indent=2))
         return
-    from ai_trains_ai.fleet.costs import dollars
+    from ai_trains_ai.report.costs import dollars
 
     if costs.total or costs.jobs:
         rows = [
@@ -199,8 +200,8 @@ async def _status(folder: RunFolder, named: str | None, watch: bool, as_json: bo
 
 async def _seen(folder: RunFolder, provider: GPUProvider) -> tuple[list[Sighting], str]:
     """The pods that are there, and a line about those that were."""
-    from ai_trains_ai.fleet.costs import dollars
     from ai_trains_ai.fleet.upkeep import look
+    from ai_trains_ai.report.costs import dollars
     from ai_trains_ai.session import marker_of
 
     with _reading(folder) as store:
@@ -237,8 +238,9 @@ async def _reap(folder: RunFolder, named: str | None, yes: bool) -> dict[str, st
 
 async def _cost(folder: RunFolder, named: str | None) -> tuple[Costs, Reconciliation | None, str]:
     """The costs, and the bill beside them, or why there is none."""
-    from ai_trains_ai.fleet.costs import costs_of, reconcile
+    from ai_trains_ai.fleet.costs import reconcile
     from ai_trains_ai.fleet.renting import TIMES
+    from ai_trains_ai.report.costs import costs_of
     from ai_trains_ai.session import provider_of_run
 
     with _reading(folder) as store:

@@ -49,6 +49,12 @@ class Books:
         rentals = self._store.rentals(self._provider)
         return sum(self._store.charged_to_pod(rental.marker) for rental in rentals) + self._owed()
 
+    def job_hours(self) -> list[tuple[str, float]]:
+        """GPU type and hours of every job that ended by itself on this provider's pods."""
+        types = {rental.marker: rental.offer.gpu_type for rental in self._store.rentals(self._provider)}
+        ended = (p for p in self._store.placements() if p.exit is not None and p.marker in types)
+        return [(types[placed.marker], placed.seconds / 3600) for placed in ended]
+
     @property
     def usd_per_hour(self) -> float:
         """Of all of them together."""

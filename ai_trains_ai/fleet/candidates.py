@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from attrs import define
 
@@ -26,9 +26,9 @@ class Candidates:
     to take as long as the others on average, so that price decides.
     """
 
-    def __init__(self, clock: Callable[[], float], hours: Mapping[str, tuple[int, float]] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._hours: dict[str, tuple[int, float]] = dict(hours or {})
+        self._hours: dict[str, tuple[int, float]] = {}
         self._trouble: dict[str, _Trouble] = {}
 
     def learn(self, gpu_type: str, hours: float) -> None:

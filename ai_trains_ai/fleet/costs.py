@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from ai_trains_ai.records import Money, Rental
-from ai_trains_ai.report.costs import BREAKDOWNS, Costs, costs_of, dollars
-
-__all__ = ["BREAKDOWNS", "Costs", "Reconciliation", "costs_of", "dollars", "reconcile"]
+from ai_trains_ai.report.costs import dollars
 
 SHARE = 0.01  # of the bill that may be missing without an alarm
 

@@ -65,6 +65,8 @@ class Fleet:
         self._name = name or type(provider).__name__
         self._books = Books(ledger, clock, self._name)
         self._candidates = Candidates(clock)
+        for gpu_type, hours in self._books.job_hours():  # what earlier sessions learned
+            self._candidates.learn(gpu_type, hours)
         self._renter = Renter(provider, self._books, self._candidates, clock, times, sleep, canary)
         self._request = PodRequest()
         self._offers: list[Offer] = []

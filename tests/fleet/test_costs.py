@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ai_trains_ai as ata
-from ai_trains_ai.fleet.costs import BREAKDOWNS, Costs, costs_of, reconcile
+from ai_trains_ai.fleet.costs import reconcile
 from ai_trains_ai.records import Charge, Episode, Money, Offer, Rental
+from ai_trains_ai.report.costs import BREAKDOWNS, Costs, costs_of
 from ai_trains_ai.store import RunFolder, Store
 
 H100, A40 = Offer("h100", "H100", 1, 3.6, slots=2), Offer("a40", "A40", 1, 0.4)

@@ -239,6 +239,7 @@ class RunpodSDKProvider(RunpodPods):
             "name": pod["name"],
             "status": "STARTING" if status in ("CREATED", "RESTARTING") else status,
             "cost": pod["costPerHr"] or 0.0,
+            "machineId": pod.get("machineId") or "",
             "cloud": "ALL",
             "gpu": {"id": self._names[name], "count": pod["gpuCount"]},
             "env": dict(pair.split("=", 1) for pair in pod["env"] or [] if "=" in pair),

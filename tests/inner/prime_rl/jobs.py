@@ -16,7 +16,7 @@ SURFACE = prime_rl_surface()
 SMALL, LARGER = SHAPES["Qwen/Qwen3-0.6B"], SHAPES["Qwen/Qwen3-1.7B"]
 A40, TWO_A5000 = Machine("NVIDIA A40", 1), Machine("NVIDIA RTX A5000", 2)
 RTX_4090 = Machine("NVIDIA GeForce RTX 4090", 1)
-SITE = Site("/work/out/1", "/models/Qwen3-0.6B")
+SITE = Site("/data/out/1", "/models/Qwen3-0.6B")
 
 
 def config(**changes: Any) -> dict[str, Any]:

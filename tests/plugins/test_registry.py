@@ -26,7 +26,7 @@ def test_what_a_user_may_pass(what: object) -> None:
 
 def test_a_spec_carries_arguments_and_nests() -> None:
     runner = Registry().resolve("job_runner", ata.job_runner("embedded", provider=ata.gpu_provider("local", slots=3)))
-    assert runner._provider.slots == 3
+    assert runner.provider.slots == 3
     assert Registry().resolve("reward", ata.reward("hybrid", hardened=False)).hardened is False
 
 

@@ -148,7 +148,7 @@ class Renter:
             logger.warning(
                 "Pod %s of %s is ended: %s.%s", rental.marker, rental.offer.id, why, await self._last_words(rental)
             )
-            await self.end(rental, "failed")
+            await self.end(rental, "failed", lost=await self._is_gone(rental))
             self._candidates.bad(rental.offer)
             self.failures.append(why)
             return None
@@ -218,6 +218,14 @@ class Renter:
         if command:
             await jobs.prepare()
             await jobs.arm(max(1, int(self._times.deadman)), command)
+
+    async def _is_gone(self, rental: Rental) -> bool:
+        """Whether a pod ended, or stopped, before we end it."""
+        try:
+            pod = await self._provider.get(rental.pod_id)
+        except ProviderError:
+            return False
+        return pod is None or has_stopped(rental, pod)
 
     async def _last_words(self, rental: Rental) -> str:
         """The end of the log of a pod that doesn't work, for the user to see why."""

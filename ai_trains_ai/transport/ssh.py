@@ -87,24 +87,33 @@ class SSHTransport(Transport):
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
     ) -> tuple[int | None, bytes]:
+        # waited for from outside: a cancellation that comes as the channel opens can get lost inside
+        work = asyncio.ensure_future(self._perform(shlex.join(argv), stdin))
+        work.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
+        try:
+            await asyncio.wait({work}, timeout=timeout)
+        finally:
+            work.cancel()
+        return work.result() if work.done() else (None, b"")
+
+    async def _perform(self, command: str, stdin: bytes) -> tuple[int | None, bytes]:
         ssh = _asyncssh()
         process = None
         try:
-            async with asyncio.timeout(timeout):  # a connection that has to be made anew counts, too
-                process = await self._open(shlex.join(argv))
-                if not stdin:
-                    process.stdin.write_eof()  # asyncssh does so only after some input
-                output, _ = await process.communicate(stdin or None)
-        except TimeoutError:
+            process = await self._open(command)
+            if not stdin:
+                process.stdin.write_eof()  # asyncssh does so only after some input
+            output, _ = await process.communicate(stdin or None)
+            return _status(process), output
+        except asyncio.CancelledError:
             if process is not None:
                 process.kill()
-            return None, b""  # it may have been started
-        except (OSError, ssh.Error):
-            return None, b""  # lost while it ran
+            raise
+        except (TimeoutError, OSError, ssh.Error):
+            return None, b""  # lost; it may have been started
         finally:
             if process is not None:
                 process.close()
-        return _status(process), output
 
     async def _open(self, command: str) -> Any:
         """A started command. A connection that turns out to be broken before it could start anything is made anew."""

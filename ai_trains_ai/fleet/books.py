@@ -148,13 +148,10 @@ class Books:
         if lasting:
             self._store.save_lease(lease)
 
-    def finish(self, lease: Lease) -> float:
-        """A job gave its slot back. Returns the seconds that it held it, 0 when its pod was settled before."""
-        if self._leases.pop(lease.id, None) is None:
-            return 0.0
-        charge = self._busy(lease, self._clock())
-        self._charge(lease.pod.marker, [charge], ended_lease=lease.id)
-        return charge.quantity
+    def finish(self, lease: Lease) -> None:
+        """A job gave its slot back. Nothing, when its pod was settled before."""
+        if self._leases.pop(lease.id, None) is not None:
+            self._charge(lease.pod.marker, [self._busy(lease, self._clock())], ended_lease=lease.id)
 
     # ------------------------------------------------------------------------------------------ sums
 

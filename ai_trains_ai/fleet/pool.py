@@ -139,8 +139,7 @@ class Fleet:
             lease = await self._take(job_id, self._times.admission if seconds is None else seconds, lasting)
         try:
             yield lease
-            seconds = self._clock() - lease.begin
-            self._candidates.learn(lease.pod.offer.gpu_type, seconds / 3600)
+            self._candidates.learn(lease.pod.offer.gpu_type, (self._clock() - lease.begin) / 3600)
         finally:
             self._give_back(lease)
 
@@ -505,22 +504,14 @@ class Fleet:
             logger.warning("%s: %s", self._name, found.sentence())
 
     async def _let_go(self, warm: Warm, why: str) -> None:
-        """No job gets a slot of it any more, those on it notice, and it is ended.
-
-        One that is gone, or stopped, is paid to where it was last seen.
-        """
+        """No job gets a slot of it any more, those on it notice, and it is ended."""
         logger.warning("Pod %s is let go: %s.", warm.marker, why)
         async with self._changed:
             self._warm.pop(warm.marker, None)
             for lease in [lease for lease in self._left_over.values() if lease.pod.marker == warm.marker]:
                 del self._left_over[lease.job_id]
             self._changed.notify_all()
-        try:
-            pod = await self._provider.get(warm.rental.pod_id)
-            lost = pod is None or has_stopped(warm.rental, pod)
-            await self._renter.end(warm.rental, "failed", warm.transport, lost=lost)
-        except ProviderError as error:  # the watch goes on trying
-            logger.warning("Pod %s can't be ended now: %s", warm.marker, error)
+        await self._try_to_end(warm.rental, "failed", warm.transport)
 
     async def close(self) -> None:
         """Terminate every pod, also those that only the books or the provider know.
@@ -620,7 +611,7 @@ class Fleet:
             self._books.ended(rental.marker, "idle", lost=True)
             return
         if has_stopped(rental, pod):
-            await self._renter.end(rental, "failed", lost=True)
+            await self._renter.end(rental, "failed")
             return
         known = self._books.rented(rental, pod)
         self._books.settle(rental.marker, "idle")  # whatever it did while nobody was there

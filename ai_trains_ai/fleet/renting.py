@@ -148,7 +148,7 @@ class Renter:
             logger.warning(
                 "Pod %s of %s is ended: %s.%s", rental.marker, rental.offer.id, why, await self._last_words(rental)
             )
-            await self.end(rental, "failed", lost=await self._is_gone(rental))
+            await self.end(rental, "failed")
             self._candidates.bad(rental.offer)
             self.failures.append(why)
             return None
@@ -157,16 +157,17 @@ class Renter:
         self._books.settle(rental.marker, "boot")
         return warm
 
-    async def end(self, rental: Rental, kind: str, transport: Transport | None = None, *, lost: bool = False) -> None:
-        """Terminate a pod and book what is still unbooked of it; of a ``lost`` one, up to when it was last seen."""
+    async def end(self, rental: Rental, kind: str, transport: Transport | None = None) -> None:
+        """Terminate a pod and book the rest of it: of one that is gone, or stopped, to where it was last seen."""
         if transport is not None:
             with contextlib.suppress(Exception):  # it is about to be gone
                 await asyncio.wait_for(transport.close(), LOG_SECONDS)
+        lost = await self._is_gone(rental)
         await self._provider.terminate(rental.pod_id)
         self._books.ended(rental.marker, kind, lost=lost)
 
     def quarantine(self, pod: Pod) -> None:
-        """Leave the pod's machine alone for a while, and count it against its offer."""
+        """Leave the pod's machine alone for a while, where the provider names it."""
         if pod.host:
             self._quarantine[pod.host] = self._clock() + QUARANTINE
 

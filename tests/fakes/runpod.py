@@ -92,6 +92,10 @@ class LocalRunpod:
     def clock(self) -> float:
         return self.epoch + (time.time() - self.epoch) * self.speed
 
+    async def sleep(self, seconds: float) -> None:
+        """Wait for simulated seconds."""
+        await asyncio.sleep(seconds / self.speed)
+
     def _serve(self) -> None:
         try:
             asyncio.run(self._run())

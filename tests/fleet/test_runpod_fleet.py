@@ -30,23 +30,20 @@ class World:
         self.folder, self.cloud = folder, cloud
         self.store = Store.create(folder / "run.db")
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / self.cloud.speed)
-
     async def run(self, *jobs: HostedJob, budget: Budget = Budget(usd=5.0), **options: Any) -> list[Placement]:  # noqa: B008
         """Run jobs to their end on a fleet of A40s, and close the fleet."""
         provider = RunpodProvider(
-            **{"max_pods": 2, "base_url": self.cloud.url, "clock": self.cloud.clock, "sleep": self.sleep,
+            **{"max_pods": 2, "base_url": self.cloud.url, "clock": self.cloud.clock, "sleep": self.cloud.sleep,
                "patience": PATIENCE, **options},
         )  # fmt: skip
         self.ledger = Ledger(self.store, budget, self.cloud.clock, lambda event: None)
-        fleet = Fleet(provider, self.ledger, self.cloud.clock, "ata-run", TIMES, self.sleep)
+        fleet = Fleet(provider, self.ledger, self.cloud.clock, "ata-run", TIMES, self.cloud.sleep)
         hosted = HostedJobs(
             fleet,
             self.store,
             self.folder / "artifacts",
             self.cloud.clock,
-            self.sleep,
+            self.cloud.sleep,
             poll=5.0,
             silence=60.0,
             attempts=9,
@@ -158,7 +155,7 @@ async def test_a_job_that_the_budget_can_not_finish_is_not_started(world: World)
 
 async def test_a_fleet_that_is_stopped_while_it_boots_leaves_nothing(world: World) -> None:
     work = asyncio.ensure_future(world.run(job(1), job(2)))
-    await world.sleep(12.0)
+    await world.cloud.sleep(12.0)
     assert world.cloud.alive
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)

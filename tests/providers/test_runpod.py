@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,25 +29,11 @@ from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
 from ai_trains_ai.testing import GPUProviderContract
 
 A40 = PodRequest(("A40",))
-SPEED = 60.0
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRunpod]:
-    with LocalRunpod(tmp_path / "cloud", SPEED, requests_per_minute=600) as cloud:
-        monkeypatch.setenv("RUNPOD_API_KEY", cloud.key)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        yield cloud
-    assert cloud.processes == []
-    assert cloud.foreign_untouched
 
 
 def made(cloud: LocalRunpod, **options: Any) -> RunpodProvider:
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds / cloud.speed)
-
     settings: dict[str, Any] = {
-        "base_url": cloud.url, "clock": cloud.clock, "sleep": sleep, "patience": QUICK, "per_minute": 500,
+        "base_url": cloud.url, "clock": cloud.clock, "sleep": cloud.sleep, "patience": QUICK, "per_minute": 500,
     }  # fmt: skip
     return RunpodProvider(**{**settings, **options})
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +41,16 @@ if not importlib.util.find_spec("runpod"):
     )
 
 A40 = PodRequest(("A40",))
-SPEED = 60.0
 
 
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRunpod]:
-    with LocalRunpod(tmp_path / "cloud", SPEED, requests_per_minute=600) as cloud:
-        monkeypatch.setenv("RUNPOD_API_KEY", cloud.key)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        monkeypatch.setattr(sdk, "USER", getpass.getuser())  # a local pod's, where this isn't run by root
-        yield cloud
-    assert cloud.processes == []
-    assert cloud.foreign_untouched
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdk, "USER", getpass.getuser())  # a local pod's, where this isn't run by root
 
 
 def made(cloud: LocalRunpod, **options: Any) -> RunpodSDKProvider:
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds / cloud.speed)
-
     settings: dict[str, Any] = {
-        "base_url": cloud.graphql_url, "clock": cloud.clock, "sleep": sleep, "patience": QUICK, "per_minute": 500,
+        "base_url": cloud.graphql_url, "clock": cloud.clock, "sleep": cloud.sleep, "patience": QUICK, "per_minute": 500,
     }  # fmt: skip
     return RunpodSDKProvider(**{**settings, **options})
 
@@ -130,7 +120,7 @@ async def test_the_sdks_own_key_and_address_are_left_as_they_were(
 async def test_two_accounts_are_not_mixed_up(
     cloud: LocalRunpod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LocalRunpod(tmp_path / "other", SPEED, balance=7.0, requests_per_minute=600) as other:
+    with LocalRunpod(tmp_path / "other", 60.0, balance=7.0, requests_per_minute=600) as other:
         monkeypatch.setenv("OTHER_KEY", other.key)
         accounts = [made(cloud), made(other, key_variable="OTHER_KEY")] * 4
         balances = await asyncio.gather(*(account.balance() for account in accounts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import resource
 import signal
 import threading
@@ -95,7 +96,7 @@ class Experiment:
                 f"Experiment has no setting {', '.join(sorted(unknown))}. Settings: {', '.join(a.name for a in known)}."
             )
         self.settings = LoopSettings(**settings)
-        self.budget = budget or Budget()
+        self.budget = _checked(budget or Budget())
         if not isinstance(plugins, Registry):  # `resume` has looked at them before
             plugins = Registry(plugins, strict=strict, required=required)
         self.registry: Registry = plugins
@@ -415,6 +416,15 @@ def resume(
     )
     experiment._resuming = folder
     return experiment
+
+
+def _checked(budget: Budget) -> Budget:
+    """The budget, unless a limit of it is no amount: NaN or a text would compare as if there were none."""
+    for name, limit in asdict(budget).items():
+        number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if limit is not None and not (number and 0 <= limit < math.inf):
+            raise ConfigurationError(f"Budget({name}={limit!r}): give dollars, 0 or more, or None for no limit.")
+    return budget
 
 
 def _list(name: str, given: Any) -> list[Any]:

@@ -61,7 +61,8 @@ def provider_of_run(folder: RunFolder, named: str | None = None) -> GPUProvider:
     found = provider_of(registry.resolve("job_runner", revive("inner", "job_runner", described)))
     if found is None:
         raise ConfigurationError(
-            f"The job runner of {folder.path} ({described['name']}) rents no machines: its jobs ran on this one."
+            f"The job runner of {folder.path} ({described['name']}) names no provider: its jobs ran on this machine. "
+            "If it did rent some, name whom from: --provider NAME."
         )
     return found
 
@@ -89,6 +90,11 @@ def open_context(
     fleets: dict[int, Fleet] = {}
 
     def fleet(provider: GPUProvider) -> Fleet:
+        if not isinstance(provider, GPUProvider):
+            raise ConfigurationError(
+                f"run.fleet() takes a GPUProvider, not {provider!r}. An experiment makes one of a spec for a runner "
+                'that it makes itself: ata.job_runner("module:Runner", provider=…).'
+            )
         if id(provider) not in fleets:
             # each fleet has names of its own: what another one of the run rents is no stray
             number, kind = len(fleets) + 1, type(provider).__name__

@@ -133,6 +133,12 @@ def test_offers_of_all_providers_name_those_that_can_t_be_asked(type_: Cli) -> N
     assert "ssh is left out" in err
 
 
+def test_that_nobody_could_be_asked_is_not_that_there_is_none(type_: Cli) -> None:
+    code, out, err = type_("offers", "--gpu", "NVIDIA A40")
+    assert (code, out) == (1, "")
+    assert "No provider that was asked has such a machine. ssh is left out" in err
+
+
 def test_a_misspelt_provider(type_: Cli) -> None:
     code, _, err = type_("offers", "--provider", "lokal")
     assert code == 1
@@ -442,7 +448,7 @@ def test_a_run_that_rents_no_machines(type_: Cli, tmp_path: Path) -> None:
     run.store.close()
     code, _, err = type_("fleet", "status", str(run.folder.path))
     assert code == 1
-    assert "rents no machines" in err
+    assert "names no provider" in err
 
 
 def test_a_provider_whose_module_is_gone(type_: Cli, run: Books) -> None:

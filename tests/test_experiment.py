@@ -592,3 +592,11 @@ def test_a_plugins_family_stands_in_nobodys_way(job_folder: Path, monkeypatch: p
 
     family, task = find_task(Registry([Plugin()]), "chained-arithmetic-2-3")
     assert (type(family).__name__, task.id) == ("ChainedArithmetic", "chained-arithmetic-2-3")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"usd": float("nan")}, {"usd": -1.0}, {"usd": "20"}, {"usd_per_hour": float("nan")}]
+)
+def test_a_budget_that_is_no_amount(sandbox: Sandbox, limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="give dollars"):
+        small(sandbox=sandbox, budget=ata.Budget(**limits))

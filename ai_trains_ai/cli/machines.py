@@ -164,6 +164,8 @@ async def _offers(named: str | None, request: PodRequest) -> list[tuple[str, Off
             if named:
                 raise
             refused.append(f"{name} is left out: {error}")
+    if refused and not found:
+        raise ProviderError(f"No provider that was asked has such a machine. {' '.join(refused)}")
     for line in refused:
         typer.echo(line, err=True)
     return sorted(found, key=lambda item: (item[1].usd_per_hour, item[0], item[1].id))

@@ -244,7 +244,7 @@ def _minutes(plan: Plan, known: Known, given: Any) -> tuple[Span, str]:
         return Span.of(given, "minutes_per_job"), f"given minutes_per_job={given}"
     if len(known.minutes) >= ENOUGH:
         return Span.seen(known.minutes), f"this run's own {len(known.minutes)} jobs (10 %, mean, 90 %)"
-    return Span(0.0, plan.limit, plan.limit), "the tasks' time limit, which no job may pass: an upper bound"
+    return Span(0.0, plan.limit, plan.limit), "the tasks' time limit, as the runner counts it"
 
 
 def _boot(known: Known, limit: float, paid: bool) -> tuple[Span, str]:

@@ -47,7 +47,8 @@ class LocalRunpod:
         sshd_after: float = 2.0,
         key_may_delete: bool = True,
     ) -> None:
-        self.folder, self.speed, self.kind = folder, speed, kind or variant()
+        # sshd wants absolute paths
+        self.folder, self.speed, self.kind = folder.absolute(), speed, kind or variant()
         self.epoch = time.time() if epoch is None else epoch
         self.key, self.balance, self.spend_limit = "rpa_" + secrets.token_hex(20).upper(), balance, spend_limit
         self.per_minute, self.tokens, self.refilled = requests_per_minute, float(requests_per_minute), self.clock()

@@ -435,8 +435,8 @@ async def test_a_pods_end_ends_its_detached_jobs(rented: Rented) -> None:
 
 async def test_a_lost_host_breaks_what_runs_on_it(rented: Rented) -> None:
     shell = rented.shell()
-    waiting = asyncio.ensure_future(shell.run(["sh", "-c", "sleep 100"], timeout=GUARD))
-    await rented.run("true")
+    waiting = asyncio.ensure_future(shell.run(["sh", "-c", 'echo yes >"$HOME/started"; sleep 100'], timeout=GUARD))
+    await rented.run('while [ ! -f "$HOME/started" ]; do sleep 0.05; done')
     rented.cloud.kill(rented.id)
     assert (await asyncio.wait_for(waiting, GUARD))[0] is None
     await shell.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import environment
 
+import ai_trains_ai as ata
 from ai_trains_ai.convert import from_json, to_json
 from ai_trains_ai.errors import ConfigurationError, JobError, UntrustedDataError
 from ai_trains_ai.families.practice import practice
@@ -39,6 +40,14 @@ def job(job_id: str = "j", source: str | None = None, limits: TaskLimits | None 
     settings = {**SURFACE.defaults(), **SMALL, **{k.replace("__", "."): v for k, v in config.items()}}
     files = {"environment.py": (source or environment()).encode(), "job.toml": b""}
     return TrainingJob(job_id, "e", "t", "pico-m", files, settings, {}, ROWS, 7, limits or TaskLimits(), "h")
+
+
+async def test_a_fleet_of_a_spec(tmp_path: Path, sandbox: Sandbox) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    context = open_context(folder, Store.create(folder.database), sandbox, Budget(), 0, Hooks())
+    with pytest.raises(ConfigurationError, match=r"run.fleet\(\) takes a GPUProvider, not .*local"):
+        context.fleet(ata.gpu_provider("local"))  # type: ignore[arg-type]
 
 
 @pytest.fixture

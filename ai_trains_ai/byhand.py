@@ -15,6 +15,7 @@ from ai_trains_ai.blocking import run_blocking
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, SubmissionRejected, UnknownName
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext, TaskFamily
+from ai_trains_ai.loop.settings import limited
 from ai_trains_ai.plugins import Hooks, Registry, Spec
 from ai_trains_ai.records import (
     Baseline,
@@ -23,6 +24,7 @@ from ai_trains_ai.records import (
     Evaluation,
     JobResult,
     Reward,
+    SamplingParams,
     Submission,
     Task,
     TrainingJob,
@@ -82,7 +84,7 @@ def validate(
 
     async def check() -> ValidationReport:
         async with _bench(registry, runner, sandbox, serve=False) as bench:
-            report: ValidationReport = await bench.validator.validate(submission, found, family)
+            report: ValidationReport = await bench.validator.validate(submission, limited(found, bench.runner), family)
             return report
 
     return run_blocking(check())
@@ -99,6 +101,7 @@ async def run_job(
     on_progress: Callable[[int, Mapping[str, float]], None] | None = None,
     seed: int = 0,
     eval_items: int = 256,
+    eval_tokens: int = 12,
 ) -> JobReport:
     """Validate, train and evaluate the submission in ``folder``.
 
@@ -109,7 +112,8 @@ async def run_job(
     registry = Registry(plugins)
     pay = registry.resolve("reward", reward)
     submission, (family, found) = read_submission(folder), find_task(registry, task)
-    async with _bench(registry, runner, sandbox, eval_items=eval_items) as bench:
+    async with _bench(registry, runner, sandbox, eval_items=eval_items, eval_tokens=eval_tokens) as bench:
+        found = limited(found, bench.runner)
         report = await bench.validator.validate(submission, found, family)
         if not report.valid:
             raise SubmissionRejected(f"{folder} does not validate:\n{report.text()}", report)
@@ -139,11 +143,12 @@ async def evaluate(
     sandbox: Any = "bubblewrap",
     plugins: Sequence[object] = (),
     eval_items: int = 256,
+    eval_tokens: int = 12,
 ) -> Evaluation:
     """The hidden score of an untrained base model on a task, on items drawn for this call."""
     registry = Registry(plugins)
     _, found = find_task(registry, task)
-    async with _bench(registry, runner, sandbox, eval_items=eval_items) as bench:
+    async with _bench(registry, runner, sandbox, eval_items=eval_items, eval_tokens=eval_tokens) as bench:
         known = [model.name for model in bench.runner.base_models()]
         if base_model not in known:
             raise UnknownName.of("base model", base_model, known)
@@ -196,7 +201,7 @@ def read_submission(folder: str | Path) -> Submission:
 
 @contextlib.asynccontextmanager
 async def _bench(
-    registry: Registry, runner: Any, jail: Any, *, serve: bool = True, eval_items: int = 256
+    registry: Registry, runner: Any, jail: Any, *, serve: bool = True, eval_items: int = 256, eval_tokens: int = 12
 ) -> AsyncIterator[_Bench]:
     from ai_trains_ai.evaluation import HiddenEvaluation
     from ai_trains_ai.families.hidden import reserved
@@ -213,7 +218,8 @@ async def _bench(
         store = Store.create(folder.database)
         run = open_context(folder, store, sandbox, Budget(), 0, hooks)
         families = {name: family for name, (family, _) in _families(registry).items()}
-        evaluation = HiddenEvaluation(families, folder.secret(), n=eval_items)
+        params = SamplingParams(max_tokens=eval_tokens)
+        evaluation = HiddenEvaluation(families, folder.secret(), n=eval_items, params=params)
         surface, models = chosen.config_surface(), chosen.base_models()
         validator = Validator(sandbox, surface, models, reserved=reserved, review=hooks.review_submission)
         try:

@@ -22,10 +22,10 @@ from ai_trains_ai.configuration import describe, revive
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, NoCapacity, PluginSetChanged, RunFolderError
 from ai_trains_ai.events import Event, StepFinished
-from ai_trains_ai.interfaces import TaskFamily
-from ai_trains_ai.loop.settings import LoopSettings, Parts
+from ai_trains_ai.interfaces import InnerJobRunner, TaskFamily
+from ai_trains_ai.loop.settings import LoopSettings, Parts, limited
 from ai_trains_ai.plugins import Hooks, Plugins, Registry, Spec, differences, manifest
-from ai_trains_ai.records import Budget, PodRequest, Task
+from ai_trains_ai.records import Budget, PodRequest, SamplingParams, Task
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
@@ -201,7 +201,12 @@ class Experiment:
             surface, models = parts.runner.config_surface(), parts.runner.base_models()
             return Validator(parts.sandbox, surface, models, reserved=reserved, review=parts.hooks.review_submission)
 
-        evaluation = HiddenEvaluation(parts.families, folder.secret(), n=self.settings.eval_items)
+        evaluation = HiddenEvaluation(
+            parts.families,
+            folder.secret(),
+            n=self.settings.eval_items,
+            params=SamplingParams(max_tokens=self.settings.eval_tokens),
+        )
         loop = OuterLoop(parts, self.settings, run, make_validator, evaluation)
         self._stop = loop.stop
         with _interrupts(loop.stop):
@@ -231,7 +236,7 @@ class Experiment:
             steps: as for `run`; of a resumed run, only what is still ahead counts.
             minutes_per_job: a number, or (low, expected, high); default this run's own jobs, else the tasks' time
                 limit.
-            request: the machines to ask prices of; default any.
+            request: the machines to ask prices of; default those that the runner rents.
 
         Raises:
             NoCapacity: the runner's provider has no machine of that kind.
@@ -242,9 +247,10 @@ class Experiment:
         if self._resuming is not None:
             with contextlib.closing(Store.open(self._resuming.database, write=False)) as store:
                 known, done = Known.of(store), len(store.steps())
+        runner: InnerJobRunner = self.registry.resolve("job_runner", self._given["inner"])
         return forecast(
-            self._plan(self._steps(steps), done),
-            await self._machines(request or PodRequest()),
+            self._plan(self._steps(steps), done, runner),
+            await self._machines(request or runner.request, runner),
             known,
             minutes_per_job=minutes_per_job,
             usd=self.budget.usd,
@@ -255,7 +261,7 @@ class Experiment:
         """`forecast` for scripts; also works in a notebook cell."""
         return run_blocking(self.forecast(steps, **options))
 
-    def _plan(self, steps: int, done: int) -> Plan:
+    def _plan(self, steps: int, done: int, runner: InnerJobRunner) -> Plan:
         """What is ahead when ``done`` of ``steps`` updates are made."""
         from ai_trains_ai.fleet.forecast import Plan
 
@@ -269,15 +275,15 @@ class Experiment:
             groups=groups + probes,
             episodes=groups * settings.group_size + probes * settings.probe_episodes,
             in_flight=going * settings.group_size,
-            limit=sum(task.limits.seconds for task in tasks) / len(tasks) / 60,
+            limit=sum(limited(task, runner).limits.seconds for task in tasks) / len(tasks) / 60,
         )
 
-    async def _machines(self, request: PodRequest) -> Machines:
+    async def _machines(self, request: PodRequest, runner: InnerJobRunner) -> Machines:
         """What the runner's jobs would run on, and its price now."""
         from ai_trains_ai.fleet.forecast import Machines, provider_of
 
         given = self._given["inner"]
-        provider = provider_of(self.registry.resolve("job_runner", given))
+        provider = provider_of(runner)
         if provider is None:
             slots = given.arguments.get("slots") if isinstance(given, Spec) else None
             return Machines(slots=slots, source=f"slots={slots}") if slots else Machines(slots=usable_cores())
@@ -314,9 +320,11 @@ class Experiment:
     def _parts(self, watching: Sequence[tuple[str, Callable[[Event], None]]]) -> Parts:
         resolve = self.registry.resolve
         families, tasks, held_out = self._families()
+        runner: InnerJobRunner = resolve("job_runner", self._given["inner"])
+        tasks, held_out = ([limited(task, runner) for task in found] for found in (tasks, held_out))
         return Parts(
             outer=resolve("outer_trainer", self._given["outer"]),
-            runner=resolve("job_runner", self._given["inner"]),
+            runner=runner,
             reward=resolve("reward", self._given["reward"]),
             sandbox=resolve("sandbox", self._given["sandbox"]),
             families=families,

@@ -49,6 +49,7 @@ from ai_trains_ai.records import (
     Scenario,
     Submission,
     Task,
+    TaskLimits,
     TrainingJob,
     TrainStep,
     Turn,
@@ -212,13 +213,14 @@ class InnerJobRunner(ABC):
     Owns its processes and its leases on machines. A runner that needs machines takes ``provider=`` and gets its pool
     from ``run.fleet(provider)``, which books what they cost.
 
-    ``provider`` is whom it rents from; ``None`` when its jobs run on this machine.
+    ``provider`` is whom it rents from, ``None`` when its jobs run on this machine; ``request`` is what it rents.
 
     ``sandbox_preload`` names modules ("module" or "module:function") that the run's sandbox should import before its
     first run, because validation or jobs of this runner need them there.
     """
 
     provider: GPUProvider | None = None
+    request: PodRequest = PodRequest()
     sandbox_preload: ClassVar[Sequence[str]] = ()
 
     async def start(self, run: RunContext) -> None:
@@ -238,6 +240,13 @@ class InnerJobRunner(ABC):
     @abstractmethod
     def base_models(self) -> Sequence[BaseModel]:
         """The base models that a job may name, at least one. Asked before `start`, too, and always the same."""
+
+    def limits(self, limits: TaskLimits) -> TaskLimits:
+        """What a job of a task may use with this runner; ``limits`` are the family's own, and the default.
+
+        Asked before `start`, too, and always the same. The agent is told, and validation keeps it.
+        """
+        return limits
 
     @abstractmethod
     def capacity(self) -> int:

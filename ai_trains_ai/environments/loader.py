@@ -31,8 +31,9 @@ MODULE = "environment"
 MAX_ROWS = 4096
 MAX_ROW_BYTES = 64 << 10
 MAX_BYTES = 8 << 20
-# The agent may not choose them: which taskset runs is ours, and the others read files or call services.
+# The agent may not choose them: which taskset runs is ours, and the others read files, load code or call services.
 _LOCKED = ("id", "system_prompt")
+_LOCKED_OF_TASK = ("judges", "metrics", "rewards", "stops")
 
 
 @define
@@ -182,9 +183,9 @@ def _exported(module: ModuleType, base: type) -> type[Any] | None:
 
 def _config(taskset_type: type[Any], table: dict[str, Any]) -> Any:
     config_type = concrete_type(taskset_type, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
-    for name in _LOCKED:
-        if name in table:
-            raise InvalidEnvironment("environment-config", f"{name} can't be set.", "Remove it.", f"environment.{name}")
+    for place in _locked(table, "environment", _LOCKED):
+        name = place.removeprefix("environment.")
+        raise InvalidEnvironment("environment-config", f"{name} can't be set.", "Remove it.", place)
     try:
         return config_type.model_validate({"id": MODULE, **table})
     except ValidationError as error:
@@ -195,6 +196,14 @@ def _config(taskset_type: type[Any], table: dict[str, Any]) -> Any:
             hint = f"Fields: {', '.join(known)}." if known else "The config has no fields of its own."
             raise InvalidEnvironment("environment-config", "Unknown field.", hint, place) from None
         raise InvalidEnvironment("environment-config", f"{first['msg']}.", "Correct the value.", place) from None
+
+
+def _locked(table: Mapping[str, Any], place: str, names: Sequence[str]) -> Iterator[str]:
+    """Where a table, or one in it, sets what is not the agent's."""
+    yield from (f"{place}.{name}" for name in names if name in table)
+    for name, inner in table.items():
+        if isinstance(inner, Mapping):
+            yield from _locked(inner, f"{place}.{name}", _LOCKED_OF_TASK if name == "task" else ())
 
 
 def _build_env(env_type: type[Any], config: Any) -> vf.Env:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ai_trains_ai.fleet.hosted import HostedJob, HostedJobs
+from ai_trains_ai.fleet.hosted import Held, HostedJob, HostedJobs
 from ai_trains_ai.fleet.ledger import Ledger
 from ai_trains_ai.fleet.pool import Fleet
 from ai_trains_ai.fleet.renting import FleetTimes
 
-__all__ = ["Fleet", "FleetTimes", "HostedJob", "HostedJobs", "Ledger"]
+__all__ = ["Fleet", "FleetTimes", "Held", "HostedJob", "HostedJobs", "Ledger"]

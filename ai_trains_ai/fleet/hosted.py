@@ -2,7 +2,7 @@
 
 A job is placed in the run's books before it is started, goes on while nobody looks, and is found again by a restarted
 controller. Its result is fetched to the run folder and counted once, whoever fetches it. A machine that fails costs an
-attempt, never the job.
+attempt, never the job. Whoever needs more of an ended job than its result (its weights, say) holds its machine.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from attrs import evolve, field, frozen
 
-from ai_trains_ai.errors import Fenced, ProviderError, Transient, TransportError, UntrustedDataError
+from ai_trains_ai.errors import Fenced, Transient, TransportError, UntrustedDataError
 from ai_trains_ai.fleet.pool import Fleet
 from ai_trains_ai.records import Lease, Offer, Placement
 from ai_trains_ai.store import Store
-from ai_trains_ai.transport.jobs import HostJob, HostJobs
+from ai_trains_ai.transport.jobs import HostJob, HostJobs, job_folder
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,42 @@ LOG_BYTES = 1 << 20  # of a job's log that are kept at most
 class HostedJob:
     """What to run: ``sh command`` in a folder with ``files``; what it leaves in ``out/`` is its result.
 
-    ``seconds`` is the longest that it may run, ``result_bytes`` the largest result that is taken; ``user`` is whom it
+    ``files`` may depend on the machine: a function of the lease. ``seconds`` is the longest that it may run, ``held``
+    how long its machine may be held after that, ``result_bytes`` the largest result that is taken; ``user`` is whom it
     runs as where the machine is entered as root (empty: root).
     """
 
     id: str
-    files: Mapping[str, bytes] = field(repr=False)
+    files: Mapping[str, bytes] | Callable[[Lease], Mapping[str, bytes]] = field(repr=False)
     command: str
     seconds: float
+    held: float = 0.0
     result_bytes: int = 1 << 30
     user: str = ""
 
 
 class MachineLost(Exception):
     """An attempt that ended without the job's doing."""
+
+
+@frozen
+class Held:
+    """A job that has ended, and its machine, which nobody else gets: for more work beside the job's files."""
+
+    placement: Placement
+    lease: Lease
+    folder: str
+    """The job's own folder on the machine."""
+    _call: Callable[[Lease, Callable[[HostJobs], Awaitable[Any]]], Awaitable[Any]] = field(repr=False)
+
+    async def call(self, work: Callable[[HostJobs], Awaitable[T]]) -> T:
+        """What a repeatable call of the machine gives, tried for as long as the machine may come back.
+
+        Raises:
+            Transient, TransportError: the machine is gone, or refuses.
+        """
+        found: T = await self._call(self.lease, work)
+        return found
 
 
 class HostedJobs:
@@ -88,19 +110,44 @@ class HostedJobs:
         placement = self._store.placement(job_id)
         return placement if placement is not None and placement.state == "ended" else None
 
-    async def run(self, job: HostedJob) -> Placement:
+    async def run(self, job: HostedJob, on_log: Callable[[bytes], None] | None = None) -> Placement:
         """How the job ended, its result and its log in the folder. Starts it, or goes on with one that is there.
 
         Idempotent by ``job.id``. Its exit status is ``None`` when it did not end by itself: over its time, its result
         not to be used, or no machine held it; `Placement.why` says which.
 
+        Args:
+            job: what to run.
+            on_log: called with every new piece of what it prints.
+
         Raises:
             BudgetExceeded, ProviderError: as `Fleet.lease` does; the job can be run again.
         """
+        if (ended := self.result(job.id)) is None:
+            async with self.holding(job, on_log) as held:
+                ended = held if isinstance(held, Placement) else held.placement
+        return self.result(job.id) or ended
+
+    @contextlib.asynccontextmanager
+    async def holding(
+        self, job: HostedJob, on_log: Callable[[bytes], None] | None = None
+    ) -> AsyncIterator[Held | Placement]:
+        """As `run`, and inside of the context the machine is still the job's, with its files.
+
+        The job counts as ended when the context is left: a controller that is restarted before finds it on its machine
+        again, by the same call. A `Placement` is given when no machine holds the job: it ended before, or was given up.
+        """
         while (ended := self.result(job.id)) is None:
             try:
-                async with self._fleet.lease(job.id, job.seconds + SLACK, lasting=True) as lease:
-                    await self._attempt(job, lease)
+                async with self._fleet.lease(job.id, job.seconds + job.held + SLACK, lasting=True) as lease:
+                    placed = await self._attempt(job, lease, on_log)
+                    folder = job_folder(lease.pod.root, job.id)
+                    try:
+                        yield Held(placed, lease, folder, self._patiently)
+                    finally:
+                        self._store.end_placement(placed)
+                        await self._cleared(job, lease)
+                    return
             except MachineLost as lost:
                 placed = self._store.placement(job.id) or Placement(job.id, 1, "")
                 logger.warning("Job %s, attempt %d: %s.", job.id, placed.attempt, lost)
@@ -109,17 +156,22 @@ class HostedJobs:
                 else:
                     why = f"its machine was lost {placed.attempt} times: {lost}"
                     self._store.end_placement(evolve(placed, state="ended", why=why))
-        return ended
+        yield ended
 
-    async def _attempt(self, job: HostedJob, lease: Lease) -> None:
+    async def distrust(self, held: Held, why: str) -> None:
+        """Give up the machine of a held job: it can't be used for another."""
+        await self._fleet.distrust(held.lease, why)
+
+    async def _attempt(self, job: HostedJob, lease: Lease, on_log: Callable[[bytes], None] | None) -> Placement:
+        """The job from its start, or from where it is, to its end; its result is in the folder."""
         try:
             placed = await self._patiently(lease, lambda host: self._placed(job, lease, host))
             try:
-                state = await self._followed(job, lease, placed)
+                state = await self._followed(job, lease, placed, on_log)
                 why = "" if state is not None else f"it was not over after {job.seconds:.0f} s"
             except UntrustedDataError as error:  # the machine answers, and what the job left there makes no sense
                 state, why = None, str(error).rstrip(".")
-            await self._fetched(job, lease, placed, state, why)
+            return await self._fetched(job, lease, placed, state, why)
         except (Transient, TransportError) as error:
             await self._lose(lease, error)
         except Fenced as error:
@@ -127,8 +179,7 @@ class HostedJobs:
             raise
         except (MachineLost, asyncio.CancelledError):
             # whoever gave the job up doesn't want it, and its slot goes to another one
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(asyncio.shield(self._removed(job, lease)), FAREWELL)
+            await self._cleared(job, lease)
             raise
 
     async def _patiently(self, lease: Lease, call: Callable[[HostJobs], Awaitable[T]]) -> T:
@@ -152,7 +203,8 @@ class HostedJobs:
             attempt = 1 if placed is None else placed.attempt + bool(placed.marker)
             placed = Placement(job.id, attempt, lease.pod.marker, began=self._clock())
             self._store.place(placed)
-        if await host.submit(job.id, job.files, f"{_devices(lease)}{job.command}", job.user):
+        files = job.files(lease) if callable(job.files) else job.files
+        if await host.submit(job.id, files, f"{_devices(lease)}{job.command}", job.user):
             placed = evolve(placed, began=self._clock())
             self._store.place(placed)
         return placed
@@ -163,10 +215,20 @@ class HostedJobs:
         await self._fleet.distrust(lease, why)
         raise MachineLost(why) from error
 
-    async def _removed(self, job: HostedJob, lease: Lease) -> None:
-        await (await self._fleet.jobs(lease)).remove(job.id)
+    async def _cleared(self, job: HostedJob, lease: Lease) -> None:
+        """Take the job off its machine; one that can't be reached is wiped before its next job."""
 
-    async def _followed(self, job: HostedJob, lease: Lease, placed: Placement) -> HostJob | None:
+        async def remove() -> None:
+            await (await self._fleet.jobs(lease)).remove(job.id)
+
+        try:
+            await asyncio.wait_for(asyncio.shield(remove()), FAREWELL)
+        except Exception as error:
+            logger.debug("job %s stays on its machine: %s", job.id, error)
+
+    async def _followed(
+        self, job: HostedJob, lease: Lease, placed: Placement, on_log: Callable[[bytes], None] | None
+    ) -> HostJob | None:
         """The state of the job once it has ended; ``None`` when its time is over."""
         log = self._folder / job.id / f"log.{placed.attempt}"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +239,11 @@ class HostedJobs:
 
             while True:
                 state = await self._patiently(lease, look)
-                file.write(state.log[: max(0, LOG_BYTES - file.tell())])
+                new = state.log[: max(0, LOG_BYTES - file.tell())]
+                file.write(new)
+                file.flush()  # for those who watch
+                if new and on_log is not None:
+                    on_log(new)
                 if state.status == "ended" and (not state.log or file.tell() >= LOG_BYTES):
                     return state
                 if state.status == "ended":
@@ -191,8 +257,10 @@ class HostedJobs:
                     return None
                 await self._sleep(self._poll)
 
-    async def _fetched(self, job: HostedJob, lease: Lease, placed: Placement, state: HostJob | None, why: str) -> None:
-        """Take the result to the run folder, and count it unless another attempt was counted."""
+    async def _fetched(
+        self, job: HostedJob, lease: Lease, placed: Placement, state: HostJob | None, why: str
+    ) -> Placement:
+        """Take the result to the run folder; how the job ended."""
         files: Mapping[str, bytes] = {}
         if state is not None:
             try:
@@ -201,13 +269,7 @@ class HostedJobs:
                 state, why = None, f"its result can't be used: {error}"
         await asyncio.to_thread(_replace, self._folder / job.id / "out", files)
         seconds = self._clock() - placed.began
-        self._store.end_placement(
-            evolve(placed, state="ended", exit=None if state is None else state.exit, seconds=seconds, why=why)
-        )
-        try:
-            await self._removed(job, lease)
-        except (ProviderError, TransportError) as error:  # the next job on it wipes it
-            logger.debug("job %s stays on its machine: %s", job.id, error)
+        return evolve(placed, state="ended", exit=None if state is None else state.exit, seconds=seconds, why=why)
 
 
 def _devices(lease: Lease) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import asdict, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.interfaces import (
@@ -33,6 +33,7 @@ class LoopSettings:
             failure.
         show_baselines: tell the agent the scores of the untrained base models.
         eval_items: hidden items per evaluation.
+        eval_tokens: longest reply in an evaluation; the default suits the tiny models, which answer and stop.
         probe_episodes: episodes on each held-out task before the first step and after the last.
         max_tokens: longest assistant turn, in tokens.
         attempts: submissions that an episode may make.
@@ -46,6 +47,7 @@ class LoopSettings:
     min_share: float = 0.75
     show_baselines: bool = False
     eval_items: int = 256
+    eval_tokens: int = 12
     probe_episodes: int = 24
     max_tokens: int = 256
     attempts: int = 3
@@ -63,6 +65,7 @@ class LoopSettings:
             ("group_size", 2),
             ("max_staleness", 0),
             ("eval_items", 2),
+            ("eval_tokens", 1),
             ("probe_episodes", 0),
             ("max_tokens", 1),
             ("attempts", 1),
@@ -94,3 +97,8 @@ class Parts:
     trackers: Sequence[Tracker] = field(factory=tuple)
     integrity_checks: Sequence[IntegrityCheck] = ()
     hooks: Hooks = field(factory=Hooks)
+
+
+def limited(task: Task, runner: InnerJobRunner) -> Task:
+    """The task with the limits that its jobs have with ``runner``."""
+    return evolve(task, limits=runner.limits(task.limits))

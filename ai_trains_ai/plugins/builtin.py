@@ -23,6 +23,12 @@ def register_job_runners(register: Register) -> None:
         summary="GRPO on tiny Qwen3 models in NumPy, one jailed process a job",
         extra="embedded",
     )
+    register(
+        "prime-rl",
+        "ai_trains_ai.inner.prime_rl.runner:PrimeRLRunner",
+        summary="prime-rl GRPO on rented GPUs, one job a machine",
+        extra="prime-rl",
+    )
 
 
 @hookimpl

@@ -25,6 +25,7 @@ class Progress:
         self._stages: Counter[str] = Counter()
         self._rewards: list[float] = []
         self._last = ""
+        self._job = ""  # what the last job said of itself
         self._jobs = self._invalid = 0
 
     def __enter__(self) -> Progress:
@@ -61,6 +62,9 @@ class Progress:
         elif isinstance(event, events.JobStarted):
             self._stages["writing"] -= 1
             self._stages["training"] += 1
+        elif isinstance(event, events.JobProgress):
+            reward = event.metrics.get("reward")
+            self._job = f"{event.job_id} step {event.step}" + ("" if reward is None else f" reward {reward:.2f}")
         elif isinstance(event, events.JobFinished):
             self._jobs += 1
         elif isinstance(event, events.EpisodeFinished):
@@ -92,7 +96,8 @@ class Progress:
 
         stages = ", ".join(f"{count} {stage}" for stage, count in self._stages.items() if count > 0) or "waiting"
         curve = sparkline(self._rewards)
-        text = f"step {self._step}/{self._steps}  {stages}  {self._jobs} jobs done  {self._invalid} refusals  {curve}"
+        counts = f"{stages}  {self._jobs} jobs done  {self._invalid} refusals"
+        text = f"step {self._step}/{self._steps}  {counts}  {curve}  {self._job}"
         return Text(text, no_wrap=True, overflow="ellipsis")
 
 

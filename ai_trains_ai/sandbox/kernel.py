@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Iterable
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
@@ -23,6 +24,11 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _CAPABILITY_VERSION_3 = 0x2008_0522
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# the same numbers on every architecture
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION, _LANDLOCK_PORT, _BIND, _CONNECT = 1, 2, 1, 2
+_LANDLOCK_TCP = 4  # the first version that knows TCP ports; from 6 on it keeps signals inside, too
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,6 +84,51 @@ def set_seccomp(program: bytes) -> None:
         header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
         pointer = ctypes.create_string_buffer(header, len(header))
         _check(_prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(pointer)), "PR_SET_SECCOMP")
+
+
+def die_with_parent(number: int) -> None:
+    """Get this signal when the parent's thread ends. A change of user or capabilities forgets it."""
+    _check(_prctl(_PR_SET_PDEATHSIG, number), "PR_SET_PDEATHSIG")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever descends from this process and loses its own."""
+    _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
+
+
+def landlock_version() -> int:
+    """The kernel's Landlock; 0 when it has none."""
+    return max(0, int(_libc.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), _LANDLOCK_VERSION)))
+
+
+def allow_ports(listen: Iterable[int], connect: Iterable[int]) -> None:
+    """Refuse TCP from now on but to listen and to connect on these ports. Needs `drop_privileges` before.
+
+    Raises:
+        OSError: the kernel has no Landlock, or one that knows no ports.
+    """
+    version = landlock_version()
+    if version < _LANDLOCK_TCP:
+        raise OSError(errno.ENOSYS, f"Landlock is of version {version}, and knows ports from {_LANDLOCK_TCP} on")
+    scope = 3 if version >= 6 else 0  # abstract sockets and signals stay inside
+    attributes = struct.pack("QQQ", 0, _BIND | _CONNECT, scope)[: 24 if version >= 6 else 16]
+    rules = int(
+        _libc.syscall(
+            ctypes.c_long(_SYS_LANDLOCK_CREATE), ctypes.c_char_p(attributes), ctypes.c_size_t(len(attributes)), 0
+        )
+    )
+    _check(rules, "landlock_create_ruleset")
+    try:
+        for ports, right in ((listen, _BIND), (connect, _CONNECT)):
+            for port in ports:
+                rule = ctypes.c_char_p(struct.pack("QQ", right, port))
+                _check(
+                    _libc.syscall(ctypes.c_long(_SYS_LANDLOCK_ADD), rules, _LANDLOCK_PORT, rule, 0),
+                    f"landlock_add_rule {port}",
+                )
+        _check(_libc.syscall(ctypes.c_long(_SYS_LANDLOCK_RESTRICT), rules, 0), "landlock_restrict_self")
+    finally:
+        os.close(rules)
 
 
 def map_ids(proc_self: int, uid: int, gid: int) -> None:

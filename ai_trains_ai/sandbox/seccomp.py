@@ -59,13 +59,17 @@ _X32_BIT = 0x4000_0000
 # Every CLONE_NEW* flag that fits clone's first argument.
 _NEW_NAMESPACES = 0x7E02_0000
 
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _KILL, _ERRNO, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_SOCKET_TYPE = 0xF  # the rest of the argument are flags
 
 
-def program() -> bytes:
-    """The filter as classic BPF. Empty on an architecture whose numbers aren't known here."""
+def program(*, tcp: bool = False) -> bytes:
+    """The filter as classic BPF. Empty on an architecture whose numbers aren't known here.
+
+    No socket but Unix ones can be made, with ``tcp`` those of TCP over IPv4, too.
+    """
     machines = {"x86_64": 0, "aarch64": 1}
     machine = machines.get(platform.machine())
     if machine is None:
@@ -83,9 +87,27 @@ def program() -> bytes:
     # clone3 takes its flags from memory, which a filter can't see; libraries fall back to clone.
     lines += [(_JUMP_EQUAL, 0, 1, _CLONE3[machine]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     lines += _when(_CLONE[machine], [(_JUMP_SET, 0, 1, _NEW_NAMESPACES)], errno.EPERM)
-    lines += _when(_SOCKET[machine], [(_JUMP_EQUAL, 1, 0, socket.AF_UNIX)], errno.EACCES)
+    lines += _tcp(_SOCKET[machine]) if tcp else _when(_SOCKET[machine], [_UNIX], errno.EACCES)
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+_UNIX = (_JUMP_EQUAL, 1, 0, socket.AF_UNIX)
+
+
+def _tcp(number: int) -> list[tuple[int, int, int, int]]:
+    """Fail ``socket`` unless it is a Unix one, or a stream over IPv4."""
+    body = [
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_JUMP_EQUAL, 5, 0, socket.AF_UNIX),
+        (_JUMP_EQUAL, 0, 3, socket.AF_INET),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_AND, 0, 0, _SOCKET_TYPE),
+        (_JUMP_EQUAL, 1, 0, socket.SOCK_STREAM),
+        (_RETURN, 0, 0, _ERRNO | errno.EACCES),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    return [(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
 def _when(number: int, test: list[tuple[int, int, int, int]], code: int) -> list[tuple[int, int, int, int]]:

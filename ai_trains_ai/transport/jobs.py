@@ -14,8 +14,9 @@ import re
 import tarfile
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from importlib import resources
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from attrs import frozen
 
@@ -30,6 +31,11 @@ FENCED = 46  # exit status for a controller that another one has followed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 HostJobStatus = Literal["absent", "starting", "running", "ended", "lost"]
+
+
+def job_folder(root: str, job_id: str) -> str:
+    """Where a job's files are on its host, and where it runs."""
+    return f"{root}/jobs/{job_id}/files"
 
 
 @frozen
@@ -121,6 +127,24 @@ class HostJobs:
         """
         archive = await self._transport.get(f"{self._root}/jobs/{_safe(job_id)}/result.tar", limit)
         return _plain_files(archive)
+
+    async def fetch(self, path: str, target: BinaryIO, piece: int = 8 << 20) -> None:
+        """Append to ``target`` what it lacks of a file on the host, piece by piece: it may be larger than memory.
+
+        Raises:
+            Transient: the connection was lost; call again with the same target.
+        """
+        while data := await self._transport.tail(path, target.tell(), piece):
+            await asyncio.to_thread(target.write, data)
+
+    async def listing(self, folder: str, ending: str) -> list[str]:
+        """The names of files in a folder of the host that end so."""
+        said = await self._call("sh", "-c", 'ls "$1" 2>/dev/null || true', "ls", folder)
+        return [name for name in said.decode("utf-8", "replace").splitlines() if name.endswith(ending)]
+
+    def forward(self, port: int) -> AbstractAsyncContextManager[int]:
+        """A port here that leads to one on the host's own loopback."""
+        return self._transport.forward(port)
 
     async def remove(self, job_id: str) -> None:
         """End a job, and remove its files. Idempotent."""

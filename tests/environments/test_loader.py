@@ -55,8 +55,8 @@ class Check(vf.Task[Row]):
 """
         + ROWS
     )
-    loaded = load(source, {"task": {"rewards": {"b": {"weight": 2.0}}}})
-    assert loaded.reward_weights == {"a": 0.25, "b": 2.0}
+    loaded = load(source)
+    assert loaded.reward_weights == {"a": 0.25, "b": 1.0}
     assert loaded.metric_names == ("c",)
 
 
@@ -131,12 +131,28 @@ def test_an_exit_at_import_is_an_error(load):
         ({"task": {"wrong": 1}}, "environment.task.wrong", "Unknown field"),
         ({"id": "x"}, "environment.id", "can't be set"),
         ({"system_prompt": "/etc/passwd"}, "environment.system_prompt", "can't be set"),
+        ({"task": {"judges": [{"id": "x"}]}}, "environment.task.judges", "task.judges can't be set"),
+        ({"task": {"metrics": {"a": {"fn": "x.py:f"}}}}, "environment.task.metrics", "can't be set"),
+        ({"task": {"rewards": {"a": {"fn": "x.py:f"}}}}, "environment.task.rewards", "can't be set"),
+        ({"task": {"rewards": {"a": {"weight": 2.0}}}}, "environment.task.rewards", "can't be set"),
+        ({"task": {"stops": {}}}, "environment.task.stops", "can't be set"),
+        ({"easy": {"task": {"rewards": {}}}}, "environment.easy.task.rewards", "can't be set"),
     ],
 )
 def test_a_wrong_table_names_the_field(table, place, said, load):
     with pytest.raises(InvalidEnvironment, match=said) as caught:
         load(GOOD, table)
     assert (caught.value.code, caught.value.place) == ("environment-config", place)
+
+
+def test_names_that_are_locked_in_one_table_are_free_in_another(load):
+    source = GOOD.replace(
+        "class Rows(vf.Taskset[Check, vf.TasksetConfig])",
+        """class Config(vf.TasksetConfig):
+    levels: dict[str, int] = {}
+class Rows(vf.Taskset[Check, Config])""",
+    )
+    assert load(source, {"levels": {"id": 1, "stops": 2}}).taskset.config.levels == {"id": 1, "stops": 2}
 
 
 def test_a_row_that_fits_no_task_is_refused(load):

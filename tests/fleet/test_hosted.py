@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import pytest
 from attrs import evolve
 
 from ai_trains_ai.errors import Fenced
-from ai_trains_ai.fleet import Fleet, FleetTimes, Ledger
+from ai_trains_ai.fleet import Fleet, FleetTimes, Held, Ledger
 from ai_trains_ai.fleet.hosted import HostedJob, HostedJobs
 from ai_trains_ai.interfaces import Transport
 from ai_trains_ai.providers.local import LocalProvider
@@ -226,6 +227,70 @@ async def test_a_job_that_writes_its_own_record_harms_nobody_else(desk: Desk) ->
     assert (good.exit, good.attempt, desk.out("good")) == (0, 1, {"x": b"fine\n"})
     assert bad.exit is None
     assert "rubbish" in bad.why
+
+
+async def test_the_machine_of_an_ended_job_can_be_held(desk: Desk) -> None:
+    jobs = desk.controller()
+    async with jobs.holding(job("one", "echo made >weights; mkdir out; echo x >out/x", held=30.0)) as held:
+        assert isinstance(held, Held)
+        assert (held.placement.exit, desk.out("one")) == (0, {"x": b"x\n"})
+        target = io.BytesIO()
+        await held.call(lambda host: host.fetch(f"{held.folder}/weights", target))
+        assert target.getvalue() == b"made\n"
+        assert await held.call(lambda host: host.listing(held.folder, "ights")) == ["weights"]
+    assert jobs.result("one") == held.placement
+    assert not list(desk.folder.glob("machine/pods/*/jobs/jobs/one"))
+
+
+async def test_nobody_else_gets_a_held_machine(desk: Desk) -> None:
+    jobs = desk.controller()
+    async with jobs.holding(job("one", "true")):
+        other = asyncio.ensure_future(jobs.run(job("two", "true")))
+        assert await asyncio.wait({other}, timeout=1.0) == (set(), {other})
+    assert (await asyncio.wait_for(other, 30)).exit == 0
+
+
+async def test_a_held_job_is_found_again_by_a_restarted_controller(desk: Desk) -> None:
+    work = job("one", f"echo run >>{desk.folder}/runs; echo made >weights")
+
+    async def hold() -> None:
+        async with desk.controller().holding(work):
+            (desk.folder / "holding").touch()
+            await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(hold())
+    await until(lambda: (desk.folder / "holding").exists())
+    await desk.die(task)
+    async with desk.controller().holding(work) as held:
+        assert isinstance(held, Held)
+        assert await held.call(lambda host: host.listing(held.folder, "weights")) == ["weights"]
+    assert (desk.folder / "runs").read_text() == "run\n"
+
+
+async def test_of_a_job_that_ended_before_only_its_end_is_left(desk: Desk) -> None:
+    jobs = desk.controller()
+    ended = await jobs.run(job("one", "true"))
+    async with jobs.holding(job("one", "true")) as held:
+        assert held == ended
+
+
+async def test_files_may_depend_on_the_machine(desk: Desk) -> None:
+    work = HostedJob("one", lambda lease: {"n": lease.pod.offer.gpu_type.encode()}, "mkdir out; cp n out", 60.0)
+    await desk.controller().run(work)
+    assert desk.out("one") == {"n": b"cpu"}
+
+
+async def test_what_a_job_prints_is_heard_while_it_runs(desk: Desk) -> None:
+    said: list[bytes] = []
+    running = asyncio.ensure_future(
+        desk.controller().run(
+            job("one", f"echo first; while [ ! -e {desk.folder}/go ]; do sleep 0.05; done; echo last"), said.append
+        )
+    )
+    await until(lambda: b"".join(said) == b"first\n")
+    (desk.folder / "go").touch()
+    await asyncio.wait_for(running, 30)
+    assert b"".join(said) == b"first\nlast\n"
 
 
 async def test_of_two_controllers_the_older_one_is_shut_out(desk: Desk) -> None:

@@ -50,6 +50,7 @@ class Evidence:
             supervisor ended are left out.
         phase: What the job was at when it ended; "weights" is after training.
         deadline: Which of the supervisor's deadlines passed.
+        found: What the supervisor itself saw, one of ``rules.FOUND``; ``detail`` its words.
         heartbeat: The pod answered to the end.
         gpu: The state of the GPU, by the host.
         weights: Whether complete weights were there at the end.
@@ -59,6 +60,8 @@ class Evidence:
     exits: Mapping[Process, int] = field(factory=dict)
     phase: Literal["launch", "inference", "environment", "training", "weights"] = "training"
     deadline: Deadline = ""
+    found: str = ""
+    detail: str = ""
     heartbeat: bool = True
     gpu: Literal["healthy", "occupied", "lost"] = "healthy"
     weights: bool = False
@@ -124,9 +127,13 @@ def _proven(evidence: Evidence, logs: Mapping[Process, list[Line]], version: str
                 return rule, f"{process}: {line}"
     if evidence.exits.get("env") in KILLED:
         return rules.ENVIRONMENT_MEMORY, f"env ended with status {evidence.exits['env']}"
+    if evidence.found:
+        rule = rules.FOUND.get(evidence.found, rules.UNKNOWN)
+        return rule, f"{evidence.found}: {evidence.detail}" if evidence.detail else evidence.found
     for rule in rules.RULES:
         if version in rule.versions and rule.deadline and rule.deadline == evidence.deadline:
-            return rule, f"the deadline of {rule.deadline!r} passed"
+            detail = f": {evidence.detail}" if evidence.detail else ""
+            return rule, f"the deadline of {rule.deadline!r} passed{detail}"
     if evidence.exits.get("inference") == 0 and evidence.phase != "weights":  # a dead engine may end with status 0
         return rules.INFERENCE_ENDED, "inference ended with status 0 before the training did"
     if evidence.phase == "weights" and not evidence.weights and evidence.exits.get("trainer") == 0:

@@ -470,3 +470,56 @@ UNKNOWN_ENVIRONMENT: Final = Rule(
     "The environment's process ended in a way that no rule knows; its last lines follow. Run environment.py by itself.",
     (),
 )
+
+
+def _rule(code: str) -> Rule:
+    return next(rule for rule in RULES if rule.code == code)
+
+
+FOUND: Final = {
+    "gpu": GPU_OCCUPIED,
+    "ports": _rule("ports"),
+    "launch-slow": Rule(
+        "launch-slow", "infrastructure", "another pod", f"The engine's dry run did not end. {_NOT_YOURS}", ()
+    ),
+    "no-configs": Rule(
+        "no-configs",
+        "infrastructure",
+        "never",
+        f"The engine's dry run wrote its configs elsewhere. {_NOT_YOURS} The version's profile needs repair.",
+        (),
+    ),
+    "replies-start": Rule(
+        "pre-flight", "infrastructure", "another pod", f"The pre-flight's model did not start. {_NOT_YOURS}", ()
+    ),
+    "preflight": Rule(
+        "pre-flight", "infrastructure", "another pod", f"The pre-flight's client failed. {_NOT_YOURS}", ()
+    ),
+    "rollout-errors": _rule("rollout-errors"),
+    "zero-signal": _rule("zero-signal"),
+    "environment-memory": ENVIRONMENT_MEMORY,
+    "over-time": Rule(
+        "over-time",
+        "agent",
+        "never",
+        "Not one training step was complete when the time was over. Use a smaller batch_size or shorter replies.",
+        (),
+    ),
+    "not-finite": _rule("not-finite"),
+    "did-not-train": Rule(
+        "did-not-train",
+        "agent",
+        "never",
+        "The weights are those of the base model: every step left them as they were. Raise optim.lr, and see that "
+        "rewards differ.",
+        (),
+    ),
+    "bad-weights": Rule(
+        "bad-weights",
+        "infrastructure",
+        "another pod",
+        f"The engine's weights are not those of the base model's shape. {_NOT_YOURS}",
+        (),
+    ),
+}
+"""What the supervisor sees by itself, by its word for it."""

@@ -7,8 +7,11 @@ writes the configs of its processes; it needs no GPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from inner.prime_rl.jobs import SITE, config, job, plan_of
 
 from ai_trains_ai.inner.prime_rl.compile import compile_job
 from ai_trains_ai.inner.prime_rl.profiles import DEFAULT, Profile, profile
+from ai_trains_ai.inner.prime_rl.shipment import modules
 
 CHECKOUT = os.environ.get("AI_TRAINS_AI_PRIME_RL", "")
 
@@ -26,22 +30,13 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="AI_TRAINS_AI_PRIME_RL names no checkout of prime-rl"),
 ]
 
-TASKSET = """\
-import verifiers.v1 as vf
-__all__ = ["Rows"]
-class Row(vf.TaskData): pass
-class Work(vf.Task[Row]):
-    @vf.reward
-    async def worth(self, trace: vf.Trace) -> float: return 0.0
-class Rows(vf.Taskset[Work, vf.TasksetConfig]):
-    def load(self): yield Work(Row(idx=0, prompt="hello"), self.config.task)
-"""
-HARNESS = """\
-import verifiers.v1 as vf
-__all__ = ["Here"]
-class HereConfig(vf.HarnessConfig): pass
-class Here(vf.Harness[HereConfig]): pass
-"""
+TABLE: dict[str, Any] = {
+    "n": 5,
+    "words": ["a", "None"],
+    "levels": {"easy": 0.5, "hard": {"steps": 3}},
+    "task": {"scale": 2.0, "modes": [{"name": "strict"}]},
+}
+"""An ``[environment]`` table whose types the launcher doesn't know."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -59,13 +54,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def dry_run(changes: dict[str, Any], tmp_path: Path) -> tuple[Profile, Path]:
-    """Compile, let the engine read it, and return where its folder is."""
+def dry_run(
+    changes: dict[str, Any], tmp_path: Path, environment: Mapping[str, Any] | None = None
+) -> tuple[Profile, Path]:
+    """Compile, let the engine read it with our stub and harness, and return where its folder is."""
     chosen = profile(os.environ.get("AI_TRAINS_AI_PRIME_RL_VERSION", DEFAULT))
     values, site = config(**changes), evolve(SITE, folder=str(tmp_path / "out"))
-    (tmp_path / "ata_job.py").write_text(TASKSET)
-    (tmp_path / "ata_harness.py").write_text(HARNESS)
-    (tmp_path / "rl.toml").write_text(compile_job(job(values), chosen, plan_of(values), site))
+    for name in ("ata_job.py", "ata_harness.py"):
+        (tmp_path / name).write_bytes(modules()[f"modules/trusted/{name}"])
+    (tmp_path / "rl.toml").write_text(compile_job(job(values, environment), chosen, plan_of(values), site))
     done = subprocess.run(
         [f"{CHECKOUT}/.venv/bin/rl", "@", str(tmp_path / "rl.toml"), "--dry-run"],
         env={
@@ -88,3 +85,10 @@ def test_the_engine_accepts_it_and_writes_its_configs_where_the_layout_says(
 ) -> None:
     chosen, folder = dry_run(changes, tmp_path)
     assert [path for path in chosen.layout.configs.values() if not (folder / path).is_file()] == []
+
+
+def test_the_environment_table_reaches_the_env_server_as_the_agent_wrote_it(tmp_path: Path) -> None:
+    chosen, folder = dry_run({}, tmp_path, TABLE)
+    written = (folder / chosen.layout.configs["env"]).read_text()
+    config = tomllib.loads(written) if chosen.layout.configs["env"].endswith(".toml") else json.loads(written)
+    assert config["env"]["taskset"] == {"id": SITE.taskset, **TABLE}

@@ -256,6 +256,8 @@ class InnerJobRunner(ABC):
     async def submit(self, job: TrainingJob) -> JobHandle:
         """Start ``job`` or queue it; returns at once. Called from many episodes at once.
 
+        A job that has ended may keep its machine until `release`, and others then wait for it.
+
         Idempotent by ``job.id``: a second call gives a handle of the same job and starts nothing. The caller has
         stored the intent before. The handle's ``locator`` may be empty; what a runner needs beyond the job's id to
         find it again, it keeps itself.

@@ -76,6 +76,7 @@ def config_markdown(models: Sequence[BaseModel], surface: ConfigSurface) -> str:
         bounds = "|".join(key.choices)
         if not bounds and (key.low is not None or key.high is not None):
             bounds = f"{'' if key.low is None else key.low} to {'' if key.high is None else key.high}".strip()
-        lines.append(f"* `{key.path}` ({key.type}{', ' + bounds if bounds else ''}; default {key.default}): {key.help}")
+        kind = f"{key.type}{', ' + bounds if bounds else ''}; default {key.default}"
+        lines.append(f"* `{key.path}` ({kind}): {key.help}{f'. {key.reason}' if key.reason else ''}")
     lines += ["", *(f"* refused: {rule.message}" for rule in surface.rules)]
     return "\n".join(lines) + "\n"

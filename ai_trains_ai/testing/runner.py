@@ -268,7 +268,13 @@ class InnerJobRunnerContract:
     async def test_more_jobs_than_fit_are_queued(self, started: InnerJobRunner, job: TrainingJob) -> None:
         jobs = [evolve(job, id=f"job-{number}") for number in range(started.capacity() + 1)]
         handles = [await _in_time(started.submit(one)) for one in jobs]
-        results = await asyncio.gather(*(_in_time(started.wait(handle)) for handle in handles))
+
+        async def result(handle: JobHandle) -> JobResult:
+            found = await _in_time(started.wait(handle))
+            await _in_time(started.release(handle))  # until then a job may keep its machine
+            return found
+
+        results = await asyncio.gather(*map(result, handles))
         statuses = {result.job_id: result.status for result in results}
         expected = {one.id: "succeeded" for one in jobs}
         assert statuses == expected, "submit() queues what doesn't fit: capacity() is a hint to the loop, no limit"

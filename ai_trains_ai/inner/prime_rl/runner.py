@@ -23,7 +23,7 @@ from ai_trains_ai.fleet import Fleet, Held, HostedJob, HostedJobs
 from ai_trains_ai.inner.prime_rl import rules
 from ai_trains_ai.inner.prime_rl.failures import Evidence, Verdict, classify
 from ai_trains_ai.inner.prime_rl.memory import GPU_MIB, Machine, Shape, shape
-from ai_trains_ai.inner.prime_rl.pod.metrics import progress
+from ai_trains_ai.inner.prime_rl.pod.metrics import TRAINER, progress
 from ai_trains_ai.inner.prime_rl.profiles import DEFAULT, profile
 from ai_trains_ai.inner.prime_rl.serving import CachedReplies, events, served
 from ai_trains_ai.inner.prime_rl.shipment import (
@@ -240,8 +240,7 @@ class PrimeRLRunner(InnerJobRunner):
         assert running.task is not None
         if running.held is None:
             running.task.cancel()
-        async with running.serving:  # whoever samples on its machine finishes
-            running.released.set()
+        running.released.set()
         await asyncio.gather(running.task, return_exceptions=True)
         if not running.result.done():
             running.result.set_result(JobResult(running.job.id, "cancelled"))
@@ -261,14 +260,23 @@ class PrimeRLRunner(InnerJobRunner):
                     if result.status == "succeeded" and isinstance(held, Held):
                         running.held, running.weights = held, f"{held.folder}/{weights}"
                         running.result.set_result(result)
-                        await running.released.wait()
-                        running.held = None
+                        await self._hold(running)
                 if not running.result.done():
                     running.result.set_result(result)
                 return
         except Exception as error:  # the budget, the provider, a config that can't be compiled: whoever waits hears it
             if not running.result.done():
                 running.result.set_exception(error)
+
+    async def _hold(self, running: _Running) -> None:
+        """Keep a job's machine until it is released, but not for ever: others wait for it, and it costs."""
+        try:
+            async with asyncio.timeout(HELD):
+                await running.released.wait()
+        except TimeoutError:
+            logger.warning("Job %s was not released for %.0f s: its weights are given up.", running.job.id, HELD)
+        async with running.serving:  # whoever samples on its machine finishes
+            running.held = None
 
     def _order(self, name: str, job: TrainingJob) -> HostedJob:
         engine = self._engine
@@ -372,21 +380,37 @@ class PrimeRLRunner(InnerJobRunner):
         running = self._known(model)
         if running.held is None or not running.weights:
             raise JobError(f"Job {model.job_id} has no weights to serve: it failed, or it was released.")
-        async with running.serving:
-            if running.held is None:
-                raise JobError(f"Job {model.job_id} has no weights to serve: it was released.")
-            async with self._served(running.held, running.job.base_model, running.weights, running.job.config) as found:
+        async with self._machine(running) as held:
+            async with self._served(held, running.job.base_model, running.weights, running.job.config) as found:
                 yield found
 
     @contextlib.asynccontextmanager
+    async def _machine(self, running: _Running) -> AsyncIterator[Held]:
+        """The machine that a job holds, for one model at a time: its GPU has room for no second."""
+        try:
+            await asyncio.wait_for(running.serving.acquire(), HELD)
+        except TimeoutError:
+            raise JobError(
+                f"The machine of job {running.job.id} serves another model for {HELD:.0f} s already. Serve one after "
+                "the other, or give the provider more pods."
+            ) from None
+        try:
+            if running.held is None:
+                raise JobError(f"Job {running.job.id} has no weights to serve: it was released.")
+            yield running.held
+        finally:
+            running.serving.release()
+
+    @contextlib.asynccontextmanager
     async def _base(self, name: str) -> AsyncIterator[ServedModel]:
-        """A base model: on a machine that a job holds and doesn't use, else on one of its own."""
-        for running in self._jobs.values():
-            if running.held is not None and not running.serving.locked():
-                async with running.serving:
-                    async with self._served(running.held, name, "", {}) as found:
-                        yield found
-                return
+        """A base model: on a machine of its own, or, where jobs have them all, on one that a job holds and doesn't use."""
+        busy = [running for running in self._jobs.values() if running.held is not None or not running.result.done()]
+        idle = [running for running in busy if running.held is not None and not running.serving.locked()]
+        if idle and len(busy) >= self._fleet.slots:
+            async with self._machine(idle[0]) as held:
+                async with self._served(held, name, "", {}) as found:
+                    yield found
+            return
         job = HostedJob(f"base-{name.rpartition('/')[2]}-{uuid.uuid4().hex[:8]}", {}, "true", 60.0, held=HELD)
         async with self._hosted.holding(job) as held:
             if isinstance(held, Placement):
@@ -421,20 +445,24 @@ class PrimeRLRunner(InnerJobRunner):
 
 
 class _Live:
-    """Shows what the supervisor says while it goes on."""
+    """Shows what the supervisor says while it goes on. A step is shown once, when it was trained."""
 
     def __init__(self, running: _Running) -> None:
         self._running, self._rest = running, b""
         self._steps: dict[int, dict[str, float]] = {}
+        self._shown = -1
 
     def hear(self, said: bytes) -> None:
         self._rest += said
         for event in events(self._rest):
             if event.get("event") == "progress":
-                step, metrics = int(event["step"]), dict(event["metrics"])
-                self._steps.setdefault(step, {"step": step}).update(metrics)
-                for listener in tuple(self._running.listeners):
-                    listener(step, dict(self._steps[step]))
+                step = int(event["step"])
+                known = self._steps.setdefault(step, {"step": step})
+                known.update(event["metrics"])
+                if event["writer"] == TRAINER and step > self._shown:
+                    self._shown = step
+                    for listener in tuple(self._running.listeners):
+                        listener(step, dict(known))
             elif event.get("event") in ("phase", "guarantee", "preflight"):
                 logger.info("Job %s: %s", self._running.job.id, {k: v for k, v in event.items() if k != "time"})
         self._rest = self._rest[self._rest.rfind(b"\n") + 1 :]

@@ -106,6 +106,8 @@ class _Served(ServedModel):
         self._held, self._port, self._thinking = held, port, thinking
 
     async def sample(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[str]:
+        if not prompts:
+            return []
         httpx = _httpx()
         replies: list[str | None] = [None] * len(prompts)
         for attempt in range(TRIES):
@@ -177,6 +179,8 @@ class CachedReplies(ServedModel):
         self._opening = asyncio.Lock()
 
     async def sample(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[str]:
+        if not prompts:
+            return []
         asked = json.dumps([self._about, to_data(params), to_data(list(prompts))])
         path = self._folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
         with contextlib.suppress(FileNotFoundError, ValueError):

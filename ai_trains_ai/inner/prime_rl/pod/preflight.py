@@ -1,7 +1,7 @@
 """Plays a few rollouts through a running env server, the way that the engine does, and tells what they came to.
 
-``python -m …pod.preflight --address tcp://… --base-url http://…/v1 --model NAME --tasks T --group G …`` with the stub of
-the taskset on the path. Prints one line of JSON: ``rollouts``, ``errors``, the commonest ``error``, ``truncated``,
+``python -m …pod.preflight --address tcp://… --base-url http://…/v1 --model NAME --tasks T --group G …``, with the stub
+of the taskset on the path. Prints one line of JSON: ``rollouts``, ``errors``, the commonest ``error``, ``truncated``,
 ``rewards`` (a list for each task; ``null`` for a rollout without one) and ``seconds``; or ``{"unhealthy": true}``.
 """
 
@@ -17,9 +17,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-BEGAN = time.monotonic()  # importing verifiers takes seconds, which are part of the wait for the server
 ERROR_CHARACTERS = 400
 
 
@@ -70,17 +70,19 @@ def report(groups: Sequence[Sequence[Outcome]], seconds: float) -> dict[str, Any
 
 
 async def play(options: argparse.Namespace) -> dict[str, Any]:
-    import ata_job
+    """All rollouts at once. The seconds that importing verifiers takes are part of the wait for the server."""
+    began = time.monotonic()
     import verifiers.v1 as vf
     from verifiers.v1.serve import EnvClient
 
+    rows = import_module("ata_job")  # the stub
     server = EnvClient(options.address)
-    patience = max(1.0, BEGAN + options.timeout - time.monotonic())
+    patience = max(1.0, began + options.timeout - time.monotonic())
     try:
         await server.wait_for_server_startup(timeout=patience, interval=0.5)
     except TimeoutError:
         return {"unhealthy": True}
-    tasks = spread(list(ata_job.FrozenRows(ata_job.AnyConfig(id="ata-job")).load()), options.tasks)
+    tasks = spread(list(rows.FrozenRows(rows.AnyConfig(id="ata-job")).load()), options.tasks)
     client = vf.EvalClientConfig(base_url=options.base_url, api_key_var="ATA_NO_KEY")
     sampling = vf.SamplingConfig.model_validate(
         {

@@ -30,7 +30,8 @@ def _import(folder: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+        said = error.msg if isinstance(error, SyntaxError) else error
+        reason = f"{type(error).__name__}: {said}".split("\n")[0][:300]
         raise ImportError(f"Failed to load environment '{FILE}': {reason} ({_place(error, folder)})") from error
     return module
 

@@ -1,7 +1,7 @@
 """The taskset of the engine's own processes: the frozen rows, and nothing of the agent's.
 
-Launcher, orchestrator and pre-flight find it under the name of the agent's taskset (``ata_job``). ``ATA_ROWS`` names the
-file, one JSON object a line. The env server, which alone has the agent's types, gets each row as it is written there.
+Launcher, orchestrator and pre-flight find it under the name of the agent's taskset (``ata_job``). ``ATA_ROWS`` names
+the file, one JSON object a line. The env server, which alone has the agent's types, gets each row as it stands there.
 """
 
 from __future__ import annotations

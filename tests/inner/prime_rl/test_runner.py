@@ -1,0 +1,262 @@
+"""The prime-rl runner on stand-ins of the engine: real fleet, job protocol, supervisor, wall and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from fakes import engine
+from inner.prime_rl.standing import SHAPES, job, runner, with_limit
+
+from ai_trains_ai.errors import ConfigurationError, JobError, UnknownName
+from ai_trains_ai.inner.prime_rl.runner import PrimeRLRunner
+from ai_trains_ai.interfaces import InnerJobRunner, RunContext
+from ai_trains_ai.providers.local import LocalProvider
+from ai_trains_ai.records import BaseModel, JobHandle, JobResult, SamplingParams, TaskLimits, TrainingJob
+from ai_trains_ai.testing import InnerJobRunnerContract
+from ai_trains_ai.testing.fakes import run_context
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+BROKEN = b'raise ValueError("broken on purpose")\n'
+BASE = BaseModel(SHAPES[0].name, 1)
+
+
+@pytest.fixture(autouse=True)
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has two GPUs, as its driver says."""
+    programs = engine.install(tmp_path / "driver", gpus=2)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunContext]:
+    with run_context(tmp_path / "run") as run:
+        yield run
+
+
+@contextlib.asynccontextmanager
+async def started(run: RunContext, tmp_path: Path, **options: Any) -> AsyncIterator[PrimeRLRunner]:
+    made = runner(tmp_path, **options)
+    await made.start(run)
+    try:
+        yield made
+    finally:
+        await made.close(drain=False)
+
+
+def on_machine(tmp_path: Path) -> list[Path]:
+    """Jobs that are on the machine, and have been started."""
+    return list(tmp_path.glob("machine/pods/*/jobs/jobs/*/pid"))
+
+
+async def finished(made: PrimeRLRunner, one: TrainingJob) -> JobResult:
+    return await asyncio.wait_for(made.wait(await made.submit(one)), 120)
+
+
+class TestContract(InnerJobRunnerContract):
+    @pytest.fixture
+    def runner(self, tmp_path: Path) -> InnerJobRunner:
+        return runner(tmp_path)
+
+    @pytest.fixture
+    def job(self, runner: InnerJobRunner) -> TrainingJob:
+        return job()
+
+    @pytest.fixture
+    def failing_job(self, runner: InnerJobRunner) -> TrainingJob:
+        return job("failing", BROKEN)
+
+
+async def test_a_job_from_its_submission_to_its_result(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        seen: list[tuple[int, dict[str, float]]] = []
+        handle = await made.submit(job())
+        result = await made.wait(handle, lambda step, metrics: seen.append((step, dict(metrics))))
+    assert (result.status, result.steps, len(result.metrics)) == ("succeeded", 3, 3)
+    assert {"reward", "loss", "entropy", "mismatch_kl", "truncated", "errors", "tokens_per_second"} <= set(
+        result.metrics[0]
+    )
+    assert [step for step, _ in seen] == [metrics["step"] for metrics in result.metrics]
+    assert "env server: " in result.guarantees
+    assert 0 < result.train_seconds <= result.wall_seconds
+
+
+async def test_trained_weights_answer_otherwise_than_the_base_model(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        async with made.serve(JobHandle("job")) as trained:
+            mine = await trained.sample(["start 3 add 2 ->", "start 4 add 2 ->"], GREEDY)
+        async with made.serve(BASE) as base:
+            theirs = await base.sample(["start 3 add 2 ->", "start 4 add 2 ->"], GREEDY)
+    assert len(mine) == len(theirs) == 2
+    assert mine != theirs
+
+
+async def test_replies_of_a_base_model_are_kept_with_the_run_and_show_no_prompt(
+    run: RunContext, tmp_path: Path
+) -> None:
+    async with started(run, tmp_path) as made:
+        async with made.serve(BASE) as base:
+            first = await base.sample(["a secret prompt"], GREEDY)
+    [kept] = (run.folder / "artifacts/base-replies").iterdir()
+    assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == (first, 0o600)
+    assert b"secret" not in kept.read_bytes()
+    async with started(run, tmp_path, fault="vllm-not-ready") as made:  # nothing is served any more
+        async with made.serve(BASE) as base:
+            assert await base.sample(["a secret prompt"], GREEDY) == first
+
+
+async def test_kept_weights_are_those_of_the_job(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        await made.release(JobHandle("job"), keep_weights=True)
+        kept = (run.folder / "artifacts/job/model.safetensors").read_bytes()
+        base = (tmp_path / "models" / SHAPES[0].name / "model.safetensors").read_bytes()
+    assert len(kept) == len(base)
+    assert kept != base
+
+
+async def test_a_job_leaves_nothing_on_its_machine(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        assert on_machine(tmp_path)
+        await made.release(JobHandle("job"))
+        assert not on_machine(tmp_path)
+
+
+async def test_a_broken_environment_is_the_agents_and_not_tried_again(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        result = await finished(made, job(source=BROKEN))
+    assert result.status == "failed"
+    assert result.failure is not None
+    assert result.failure.side == "agent"
+    assert run.store.placement("job.2") is None
+
+
+async def test_a_failure_of_the_engine_is_tried_once_more_and_then_lost(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path, fault="vllm-memory") as made:
+        result = await finished(made, job())
+    assert (result.status, result.failure.code if result.failure else "") == ("lost", "vllm-memory")
+    assert run.store.placement("job.2") is not None
+    assert run.store.placement("job.3") is None
+
+
+async def test_when_the_time_is_over_the_newest_weights_count(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path, fault="slow-steps") as made:
+        result = await finished(made, with_limit(job(max_steps=500), 3.0))
+        assert result.status == "succeeded"
+        assert 0 < result.steps < 500
+        async with made.serve(JobHandle("job")) as trained:
+            assert len(await trained.sample(["x"], GREEDY)) == 1
+
+
+async def test_a_restarted_controller_goes_on_with_a_job(run: RunContext, tmp_path: Path) -> None:
+    made = runner(tmp_path, fault="slow-steps")
+    await made.start(run)
+    one = with_limit(job(max_steps=500), 6.0)
+    run.store.save_intent(_episode(), one, JobHandle("job"))
+    waiting = asyncio.ensure_future(made.wait(await made.submit(one)))
+    for _ in range(400):
+        if on_machine(tmp_path):
+            break
+        await asyncio.sleep(0.05)
+    assert run.store.placement("job.1") is not None
+    await _die(made, run, waiting)
+    with run_context(tmp_path / "run") as again:
+        async with started(again, tmp_path, fault="slow-steps", provider=made.provider) as second:
+            handle = await second.attach(JobHandle("job"))
+            assert handle is not None
+            result = await asyncio.wait_for(second.wait(handle), 60)
+            assert result.status == "succeeded"
+            assert again.store.placement("job.2") is None
+
+
+async def test_a_job_that_is_nowhere_can_not_be_attached(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        assert await made.attach(JobHandle("never")) is None
+        await finished(made, job())
+        await made.release(JobHandle("job"))
+        assert await made.attach(JobHandle("job")) is None
+
+
+async def test_a_job_is_not_served_twice_at_a_time_on_its_machine(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        order: list[str] = []
+
+        async def serve(name: str) -> None:
+            async with made.serve(JobHandle("job")) as trained:
+                order.append(f"{name} in")
+                await trained.sample(["x"], GREEDY)
+                order.append(f"{name} out")
+
+        await asyncio.gather(serve("a"), serve("b"))
+    assert [step.split()[1] for step in order] == ["in", "out", "in", "out"]
+
+
+async def test_without_a_provider_it_does_not_start(run: RunContext) -> None:
+    with pytest.raises(ConfigurationError, match=r"provider=ata\.gpu_provider"):
+        await PrimeRLRunner().start(run)
+
+
+class TestArguments:
+    def test_a_provider_must_be_one(self) -> None:
+        with pytest.raises(ConfigurationError, match="is no GPUProvider"):
+            PrimeRLRunner(provider="runpod")  # type: ignore[arg-type]
+
+    def test_unknown_names_get_a_hint(self) -> None:
+        with pytest.raises(UnknownName, match=r"Qwen/Qwen3-1\.7B"):
+            PrimeRLRunner(models=["Qwen/Qwen3-17B"])
+        with pytest.raises(UnknownName, match=r"v0\.8\.0"):
+            PrimeRLRunner(version="v0.8")
+        with pytest.raises(UnknownName, match="NVIDIA A40"):
+            PrimeRLRunner(gpu_types=["A40"])
+
+    def test_numbers_must_make_sense(self) -> None:
+        with pytest.raises(ConfigurationError, match="one GPU or two"):
+            PrimeRLRunner(gpus=3)
+        with pytest.raises(ConfigurationError, match="positive"):
+            PrimeRLRunner(minutes=0)
+
+    def test_limits_are_those_of_a_gpu(self) -> None:
+        found = PrimeRLRunner(minutes=10, rollouts=640).limits(TaskLimits(attempts=5))
+        assert found == TaskLimits(seconds=600.0, rollouts=640, attempts=5)
+
+    def test_what_it_rents_is_known_before_it_starts(self) -> None:
+        made = PrimeRLRunner(provider=LocalProvider(), gpu_types=["NVIDIA L40S"], gpus=2)
+        assert (made.request.gpu_types, made.request.count) == (("NVIDIA L40S",), 2)
+
+    async def test_a_job_of_another_model_is_refused(self, run: RunContext, tmp_path: Path) -> None:
+        async with started(run, tmp_path) as made:
+            with pytest.raises(UnknownName):
+                await made.submit(evolve(job(), base_model="Qwen/Qwen3-4B"))
+            with pytest.raises(JobError):
+                async with made.serve(BaseModel("Qwen/Qwen3-4B", 1)):
+                    pass
+
+
+def _episode() -> Any:
+    from ai_trains_ai.records import Episode
+
+    return Episode("episode", "group", "task", 0, "finished", "", (), (), (), 1, 1, job_id="job")
+
+
+async def _die(made: PrimeRLRunner, run: RunContext, *tasks: asyncio.Task[Any]) -> None:
+    """What SIGKILL leaves of a controller: its books and its machines, and nothing that it would still do."""
+    run.store.close()
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("this process is dead")
+
+    made._fleet.jobs = nothing  # type: ignore[method-assign]
+    working = [running.task for running in made._jobs.values() if running.task is not None]
+    for task in (*tasks, *working, *made._fleet._tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, *working, *made._fleet._tasks, return_exceptions=True)

@@ -54,6 +54,9 @@ _DENIED = {
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _SOCKET = (41, 198)
+# Calls that can open a TCP connection without ``connect`` (Fast Open), past Landlock: where their flags are.
+_SENDING = {(44, 206): 3, (46, 211): 2, (307, 269): 3}  # sendto, sendmsg, sendmmsg
+_MSG_FASTOPEN = 0x2000_0000
 _AUDIT_ARCH = (0xC000_003E, 0xC000_00B7)
 _X32_BIT = 0x4000_0000
 # Every CLONE_NEW* flag that fits clone's first argument.
@@ -61,14 +64,16 @@ _NEW_NAMESPACES = 0x7E02_0000
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _KILL, _ERRNO, _ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
-_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_NUMBER, _ARCH, _ARGUMENT = 0, 4, (16, 24, 32, 40)  # where in what a filter is shown
+_NETLINK_ROUTE = 0
 _SOCKET_TYPE = 0xF  # the rest of the argument are flags
 
 
 def program(*, tcp: bool = False) -> bytes:
     """The filter as classic BPF. Empty on an architecture whose numbers aren't known here.
 
-    No socket but Unix ones can be made, with ``tcp`` those of TCP over IPv4, too.
+    No socket but Unix ones can be made, with ``tcp`` those of plain TCP over IPv4, too, and that which
+    asks for the network's interfaces.
     """
     machines = {"x86_64": 0, "aarch64": 1}
     machine = machines.get(platform.machine())
@@ -88,6 +93,9 @@ def program(*, tcp: bool = False) -> bytes:
     lines += [(_JUMP_EQUAL, 0, 1, _CLONE3[machine]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     lines += _when(_CLONE[machine], [(_JUMP_SET, 0, 1, _NEW_NAMESPACES)], errno.EPERM)
     lines += _tcp(_SOCKET[machine]) if tcp else _when(_SOCKET[machine], [_UNIX], errno.EACCES)
+    for numbers, argument in _SENDING.items() if tcp else ():
+        fast_open = (_JUMP_SET, 0, 1, _MSG_FASTOPEN)
+        lines += _when(numbers[machine], [fast_open], errno.EOPNOTSUPP, argument)
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
@@ -96,21 +104,32 @@ _UNIX = (_JUMP_EQUAL, 1, 0, socket.AF_UNIX)
 
 
 def _tcp(number: int) -> list[tuple[int, int, int, int]]:
-    """Fail ``socket`` unless it is a Unix one, or a stream over IPv4."""
+    """Fail ``socket`` unless it is a Unix one, plain TCP over IPv4, or asks the kernel for its interfaces.
+
+    Plain, because Landlock doesn't see the ports of MPTCP.
+    """
     body = [
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_JUMP_EQUAL, 5, 0, socket.AF_UNIX),
-        (_JUMP_EQUAL, 0, 3, socket.AF_INET),
-        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_LOAD, 0, 0, _ARGUMENT[0]),
+        (_JUMP_EQUAL, 11, 0, socket.AF_UNIX),
+        (_JUMP_EQUAL, 7, 0, socket.AF_NETLINK),
+        (_JUMP_EQUAL, 0, 8, socket.AF_INET),
+        (_LOAD, 0, 0, _ARGUMENT[1]),
         (_AND, 0, 0, _SOCKET_TYPE),
-        (_JUMP_EQUAL, 1, 0, socket.SOCK_STREAM),
+        (_JUMP_EQUAL, 0, 5, socket.SOCK_STREAM),
+        (_LOAD, 0, 0, _ARGUMENT[2]),
+        (_JUMP_EQUAL, 4, 0, 0),
+        (_JUMP_EQUAL, 3, 2, socket.IPPROTO_TCP),
+        (_LOAD, 0, 0, _ARGUMENT[2]),  # of netlink
+        (_JUMP_EQUAL, 1, 0, _NETLINK_ROUTE),
         (_RETURN, 0, 0, _ERRNO | errno.EACCES),
         (_LOAD, 0, 0, _NUMBER),
     ]
     return [(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
-def _when(number: int, test: list[tuple[int, int, int, int]], code: int) -> list[tuple[int, int, int, int]]:
-    """Fail call ``number`` with ``code`` unless ``test`` on its first argument jumps over the return."""
-    body = [(_LOAD, 0, 0, _FIRST_ARGUMENT), *test, (_RETURN, 0, 0, _ERRNO | code), (_LOAD, 0, 0, _NUMBER)]
+def _when(
+    number: int, test: list[tuple[int, int, int, int]], code: int, argument: int = 0
+) -> list[tuple[int, int, int, int]]:
+    """Fail call ``number`` with ``code`` unless ``test`` on one of its arguments jumps over the return."""
+    body = [(_LOAD, 0, 0, _ARGUMENT[argument]), *test, (_RETURN, 0, 0, _ERRNO | code), (_LOAD, 0, 0, _NUMBER)]
     return [(_JUMP_EQUAL, 0, len(body), number), *body]

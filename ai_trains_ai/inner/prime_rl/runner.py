@@ -403,7 +403,7 @@ class PrimeRLRunner(InnerJobRunner):
 
     @contextlib.asynccontextmanager
     async def _base(self, name: str) -> AsyncIterator[ServedModel]:
-        """A base model: on a machine of its own, or, where jobs have them all, on one that a job holds and doesn't use."""
+        """A base model: on a machine of its own, or, where jobs have them all, on one that a job holds unused."""
         busy = [running for running in self._jobs.values() if running.held is not None or not running.result.done()]
         idle = [running for running in busy if running.held is not None and not running.serving.locked()]
         if idle and len(busy) >= self._fleet.slots:

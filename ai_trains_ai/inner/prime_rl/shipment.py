@@ -20,6 +20,7 @@ from ai_trains_ai.records import TrainingJob
 
 POD: Final = "ai_trains_ai.inner.prime_rl.pod"
 SANDBOX: Final = ("kernel", "seccomp")  # what the wall on the pod shares with the sandbox here
+PRACTICE: Final = ("errors", "events", "interfaces", "records")  # what `families.practice` needs of the library
 PORTS: Final = (8000, 5000, 5555)
 SLOT_PORTS: Final = 10  # jobs beside each other on one machine have ports so far apart
 
@@ -155,13 +156,20 @@ def library() -> Mapping[str, bytes]:
 
 @cache
 def modules() -> Mapping[str, bytes]:
-    """The modules that the engine imports by the names in its config: ours where no agent code may be, and the shim."""
+    """What the engine imports by the names in its config: ours where no agent code may be, the shim where it is.
+
+    Beside the shim are the practice rows, which an agent's module may import.
+    """
     sources = resources.files(f"{POD}.modules")
 
     def source(name: str) -> bytes:
         return (sources / f"{name}.py").read_bytes()
 
+    library = resources.files("ai_trains_ai")
+    families = [file for file in (library / "families").iterdir() if file.name.endswith(".py")]
     return {
+        **{f"modules/agent/ai_trains_ai/{name}.py": (library / f"{name}.py").read_bytes() for name in PRACTICE},
+        **{f"modules/agent/ai_trains_ai/families/{file.name}": file.read_bytes() for file in families},
         "modules/trusted/ata_job.py": source("stub"),
         "modules/agent/ata_job.py": source("shim"),
         **{f"modules/{side}/ata_harness.py": source("harness") for side in ("trusted", "agent")},

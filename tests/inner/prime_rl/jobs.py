@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,3 +91,17 @@ def at(document: Mapping[str, Any], path: str) -> Any:
     for name in path.split("."):
         value = value[name[:-2]][0] if name.endswith("[]") else value[name]
     return value
+
+
+def free_ports() -> tuple[int, int, int]:
+    """Ports for the first two slots of a machine: each has its own, and so has what is ten above."""
+    found: list[int] = []
+    while len(found) < 3:
+        with socket.socket() as probe, socket.socket() as above:
+            try:
+                probe.bind(("127.0.0.1", 0))
+                above.bind(("127.0.0.1", probe.getsockname()[1] + 10))
+                found.append(probe.getsockname()[1])
+            except OSError:
+                continue
+    return found[0], found[1], found[2]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve
 from fakes import engine
+from inner.prime_rl.jobs import free_ports
 
 from ai_trains_ai.inner.prime_rl.memory import Shape
 from ai_trains_ai.inner.prime_rl.runner import PrimeRLRunner
@@ -23,20 +23,6 @@ SHAPES = (Shape("Qwen/Qwen3-0.6B", 2, 8, 16, 2, 64, 1, 4), Shape("Qwen/Qwen3-1.7
 QUICK = Deadlines(launch=60.0, environment=60.0, inference=60.0, preflight=60.0, gpu=5.0, first_step=20.0, step=20.0)
 ENVIRONMENT = b"# an agent's environment\n"
 ROWS = tuple(f'{{"idx": {i}, "prompt": "start {i} add 2 ->", "answer": "{i + 2}"}}' for i in range(8))
-
-
-def free_ports() -> tuple[int, int, int]:
-    """Ports for the first two slots of a machine: each has its own, and so has what is ten above."""
-    found: list[int] = []
-    while len(found) < 3:
-        with socket.socket() as probe, socket.socket() as above:
-            try:
-                probe.bind(("127.0.0.1", 0))
-                above.bind(("127.0.0.1", probe.getsockname()[1] + 10))
-                found.append(probe.getsockname()[1])
-            except OSError:
-                continue
-    return found[0], found[1], found[2]
 
 
 def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) -> PrimeRLRunner:

@@ -132,12 +132,14 @@ acts = {
     "listen on its port": lambda: listen(own),
     "a loopback of its own": loopback,
     "a unix socket": unix,
+    "ask for its interfaces": lambda: socket.if_nameindex() and socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0),
     "write below /tmp": lambda: open(tempfile.mkdtemp() + "/x", "w").write("x"),
     "talk to another port": lambda: talk(forbidden),
     "listen on the engine's port": lambda: listen(int(os.environ["OTHER"])),
     "UDP": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
     "IPv6": lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM),
     "a raw socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1),
+    "another netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 9),
     "a packet socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
     "DNS": lambda: socket.getaddrinfo("example.org", 80),
     "read a file of root": lambda: open(os.environ["SECRET"]).read(),
@@ -157,6 +159,7 @@ ALLOWED = (
     "listen on its port",
     "a loopback of its own",
     "a unix socket",
+    "ask for its interfaces",
     "write below /tmp",
 )
 ROOTS_OWN = (  # of another user alone

@@ -15,7 +15,7 @@ from inner.prime_rl.jobs import A40, SMALL, TWO_A5000, config, job, read
 from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.inner.prime_rl.memory import SHAPES, Machine
 from ai_trains_ai.inner.prime_rl.profiles import PROFILES, profile
-from ai_trains_ai.inner.prime_rl.shipment import Deadlines, Engine, library, serve_order, shipment
+from ai_trains_ai.inner.prime_rl.shipment import Deadlines, Engine, library, modules, serve_order, shipment
 
 FOLDER = "/work/jobs/j.1/files"
 ENGINE = Engine(profile())
@@ -92,6 +92,21 @@ def test_our_code_runs_on_the_pod_with_nothing_but_the_standard_library(module: 
         capture_output=True, text=True, env={"PATH": os.environ["PATH"]}, timeout=60,
     )  # fmt: skip
     assert done.stdout.startswith(str(tmp_path)), done.stderr
+
+
+def test_an_agents_module_finds_the_practice_rows_on_the_pod(tmp_path: Path) -> None:
+    for path, data in modules().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'modules/agent')!r})\n"
+        "from ai_trains_ai.families import BUILT_IN\nfrom ai_trains_ai.families.practice import practice\n"
+        "import ai_trains_ai.families as f\n"
+        "print(f.__file__, [len(practice(name, 2, 2, 8)) for name in BUILT_IN])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+    assert "[8, 8, 8]" in done.stdout
 
 
 def test_a_base_model_is_served_as_it_is() -> None:

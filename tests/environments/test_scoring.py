@@ -130,9 +130,16 @@ def test_fast_and_full_path_agree_with_verifiers(name, load):
     scorer.close()
 
 
+def configured(source, rewards):
+    """The source with settings for its rewards in its own config class: the agent's table can't have them."""
+    own = f"class Config(vf.TasksetConfig):\n    task: vf.TaskConfig = vf.TaskConfig(rewards={rewards!r})\n"
+    return source.replace(
+        "class Rows(vf.Taskset[Check, vf.TasksetConfig])", own + "class Rows(vf.Taskset[Check, Config])"
+    )
+
+
 def test_config_weights_count(load):
-    config = {"task": {"rewards": {"exact": {"weight": 3.0}}}}
-    scorer, tasks = scorer_of(load, VARIED["weights"], config)
+    scorer, tasks = scorer_of(load, configured(VARIED["weights"], {"exact": {"weight": 3.0}}))
     assert scorer.fast
     for reply in REPLIES:
         assert scorer.score_with_metrics(tasks[3], reply) == reference(tasks[3], reply)
@@ -163,10 +170,10 @@ def test_what_does_not_fit_takes_the_full_path(change, reason, load):
 
 def test_a_plugged_function_takes_the_full_path(load):
     plugged = "async def extra(trace, task):\n    return 2.0 * len(trace.last_reply)\n"
-    config = {"task": {"rewards": {"extra": {"fn": "plugged_by_agent:extra", "weight": 0.5}}}}
+    rewards = {"extra": {"fn": "plugged_by_agent:extra", "weight": 0.5}}
     from ai_trains_ai.environments.scoring import Scorer
 
-    loaded = load(HEAD + REWARD + ROWS, config, plugged_by_agent=plugged)
+    loaded = load(configured(HEAD + REWARD + ROWS, rewards), plugged_by_agent=plugged)
     scorer = Scorer(loaded)
     (task, *_) = loaded.tasks_from_rows(loaded.rows())
     assert not scorer.fast

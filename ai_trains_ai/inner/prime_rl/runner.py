@@ -254,7 +254,8 @@ class PrimeRLRunner(InnerJobRunner):
                     result, verdict, weights = self._outcome(running.job, name, held)
                     if verdict is not None and verdict.retry != "never" and retries < RETRIES:
                         logger.warning("Job %s is tried once more: %s (%s)", name, verdict.message, verdict.evidence)
-                        if isinstance(held, Held) and verdict.retry == "another pod":
+                        others = self.provider is not None and self.provider.max_pods > 1
+                        if isinstance(held, Held) and verdict.retry == "another pod" and others:
                             await self._hosted.distrust(held, verdict.message.partition(". ")[0])
                         continue
                     if result.status == "succeeded" and isinstance(held, Held):

@@ -108,7 +108,7 @@ async def test_replies_of_a_base_model_are_kept_with_the_run_and_show_no_prompt(
     [kept] = (run.folder / "artifacts/base-replies").iterdir()
     assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == (first, 0o600)
     assert b"secret" not in kept.read_bytes()
-    async with started(run, tmp_path, fault="vllm-not-ready") as made:  # nothing is served any more
+    async with started(run, tmp_path, fault="vllm-memory") as made:  # nothing is served any more
         async with made.serve(BASE) as base:
             assert await base.sample(["a secret prompt"], GREEDY) == first
 

@@ -30,7 +30,7 @@ from typing import Any
 from ai_trains_ai.inner.prime_rl.pod import weights
 from ai_trains_ai.inner.prime_rl.pod.confine import Confined, Limits, memory_of, probe, start
 from ai_trains_ai.inner.prime_rl.pod.metrics import TRAINER, Rows
-from ai_trains_ai.inner.prime_rl.pod.process import Process, signal_all, tree, until_gone
+from ai_trains_ai.inner.prime_rl.pod.process import Process, alive, signal_all, tree, until_gone
 from ai_trains_ai.inner.prime_rl.pod.surroundings import (
     INFERENCE,
     TRAINING,
@@ -49,6 +49,7 @@ USED_MIB = 1024  # memory of a GPU above which somebody uses it
 OPEN_FILES = 32_000
 MANY_ERRORS = 0.5  # share of a pre-flight's rollouts
 STEPS = 6.0  # times the median step after which training stands still
+WORKER_SECONDS = 20.0  # a process that was there for longer is a worker
 ENVIRONMENT_BYTES = 12 << 30
 
 
@@ -99,6 +100,8 @@ class Supervisor:
         self._rows = Rows({self._run / path for path in self._layout["metrics"].values()})
         self._step_times: list[float] = []
         self._last_step = 0.0
+        self._workers: dict[int, float] = {}  # processes of the environment, and when they were first seen
+        self._gone = False
         devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(order["gpus"])))
         self._devices = devices.split(",")[: order["gpus"]]
         self._private = Path(tempfile.mkdtemp(prefix="ata-env-"))  # what the environment sees of the job
@@ -235,29 +238,28 @@ class Supervisor:
 
     def _watch(self, began: float) -> None:
         """Until both have trained, one of them failed, nothing moves any more, or the time is over."""
-        workers, trained, log = 0, 0.0, _Tail(self._log("trainer"))
+        trained, log = 0.0, _Tail(self._log("trainer"))
         while True:
             time.sleep(self._poll)
             self._progress()
             now = time.monotonic()
             failed = self._ended()
-            if {"trainer", "orchestrator"} <= set(self._verdict.exits) and not failed:
-                return
-            if failed:
-                raise self._over()
-            if self._verdict.exits.get("trainer") == 0:  # the orchestrator may take minutes to say good-bye
+            if self._verdict.exits.get("trainer") == 0:  # done; the orchestrator may take minutes to end
                 trained = trained or now
-                if now - trained > self._deadlines["shutdown"]:
+                if "orchestrator" in self._verdict.exits or now - trained > self._deadlines["shutdown"]:
                     return
                 continue
+            if failed:
+                raise self._over()
             if now - began > self._deadlines["train"]:
                 self._verdict.salvaged = True
                 return
             if log.has(b"Error broadcasting weights for run"):  # it is only logged, and everybody waits for ever
                 raise self._over(deadline="broadcast", detail="the trainer could not broadcast its weights")
-            if now - self._last_step > self._patience():
-                raise self._over(deadline="step", detail=f"no step for {now - self._last_step:.0f} s")
-            workers = self._look_at_environment(workers)
+            gone = self._look_at_environment(now)
+            if now - self._last_step > self._patience() / (3.0 if gone else 1.0):
+                why = ", and a process of the environment is gone" if gone else ""
+                raise self._over(deadline="step", detail=f"no step for {now - self._last_step:.0f} s{why}")
 
     def _ended(self) -> bool:
         """Note who ended by itself; whether that is a failure. Inference and environment must not end at all."""
@@ -271,16 +273,17 @@ class Supervisor:
             return float(self._deadlines["first_step"])
         return max(float(self._deadlines["step"]), STEPS * statistics.median(self._step_times))
 
-    def _look_at_environment(self, most: int) -> int:
-        """The most workers that there were: a worker that is gone is replaced by nobody, and its rollouts hang."""
-        environment = self._processes["env"]
-        assert isinstance(environment, Confined)
-        now = environment.workers()
-        if now < most and environment.poll() is None:
-            raise self._over(deadline="step", detail="a worker of the environment is gone")
-        if memory_of(environment.pid) > ENVIRONMENT_BYTES:
+    def _look_at_environment(self, now: float) -> bool:
+        """Whether a worker is gone: its rollouts hang, and nobody replaces it. What comes and goes is no worker."""
+        pid = self._processes["env"].pid
+        if memory_of(pid) > ENVIRONMENT_BYTES:
             raise self._over(found="environment-memory", detail=f"more than {ENVIRONMENT_BYTES >> 30} GiB")
-        return max(most, now)
+        there = {member for member in tree(pid) if alive(member)}
+        for member in there:
+            self._workers.setdefault(member, now)
+        for member in self._workers.keys() - there:
+            self._gone |= now - self._workers.pop(member) > WORKER_SECONDS
+        return self._gone
 
     def _progress(self) -> None:
         for writer, step, values in self._rows.new():
@@ -457,7 +460,8 @@ class Supervisor:
     def _collect(self) -> None:
         """Take the weights, if training came far enough, and tell."""
         verdict = self._verdict
-        whole = verdict.phase == "training" and not (verdict.deadline or verdict.found) and not self._failed
+        over = verdict.exits.get("trainer") == 0 or verdict.salvaged
+        whole = verdict.phase == "training" and over and not (verdict.deadline or verdict.found)
         hung = verdict.deadline in ("step", "broadcast", "weights")  # what a hang had trained before is good
         if whole:
             self._enter("weights")

@@ -1,0 +1,71 @@
+"""A stand-in for prime-rl's programs on a machine without a GPU.
+
+`install` writes a folder of programs that read the very configs of the real ones (v0.8.0's layout), open their ports,
+and write their files and log lines. The environment is not run: its server only looks
+whether the first statement of environment.py raises. What goes wrong is a word in a file beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+PROGRAMS = ("rl", "inference", "env-server", "orchestrator", "torchrun", "vllm", "nvidia-smi")
+FAULTS = (
+    "slow-steps",
+    "config-unknown-key",
+    "vllm-memory",
+    "vllm-never-ready",
+    "vllm-exits-0",
+    "environment-import",
+    "environment-killed",
+    "zero-signal",
+    "trainer-memory",
+    "broadcast",
+    "disk-full",
+    "stands-still",
+    "host-memory",
+    "no-weights",
+    "not-finite",
+    "untrained",
+    "orchestrator-lingers",
+    "orchestrator-fails-at-the-end",
+)
+
+
+def install(folder: Path, *, fault: str = "", gpus: int = 1) -> Path:
+    """Write the programs; what ``nvidia-smi`` shows are A40s."""
+    assert fault in ("", *FAULTS), fault
+    programs = folder / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("programs.py")
+    for name in PROGRAMS:
+        (programs / name).write_text(
+            f'#!/bin/sh\nexec {sys.executable} -I {source} {name} "{programs}" "$@"\n', encoding="utf-8"
+        )
+        (programs / name).chmod(0o755)
+    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python").chmod(0o755)
+    (programs / "fault").write_text(fault)
+    (programs / "gpus").write_text(str(gpus))
+    return programs
+
+
+def models(folder: Path) -> Path:
+    """Two base models with a few tensors and tied embeddings."""
+    for name, width in (("Qwen/Qwen3-0.6B", 8), ("Qwen/Qwen3-1.7B", 16)):
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        tensors = {"model.embed_tokens.weight": (64, width), "model.layers.0.self_attn.q_proj.weight": (width, width)}
+        header, body = {}, b""
+        for tensor, shape in tensors.items():
+            data = b"\x80\x3f" * (shape[0] * shape[1])
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+            body += data
+        text = json.dumps(header).encode()
+        (target / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+        (target / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "hidden_size": width}))
+        (target / "tokenizer.json").write_text("{}")
+    return folder

@@ -1,0 +1,73 @@
+"""What goes wrong on a pod, through the supervisor there to the verdict here, with the stand-in engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from fakes import engine
+from inner.prime_rl.standing import QUICK, job, runner
+
+from ai_trains_ai.interfaces import RunContext
+from ai_trains_ai.records import JobResult
+from ai_trains_ai.testing.fakes import run_context
+
+AGENT, INFRASTRUCTURE = "agent", "infrastructure"
+EXPECTED = {
+    "config-unknown-key": ("config-unknown-key", AGENT),
+    "vllm-memory": ("vllm-memory", INFRASTRUCTURE),
+    "vllm-never-ready": ("vllm-not-ready", INFRASTRUCTURE),
+    "vllm-exits-0": ("vllm-dead", INFRASTRUCTURE),
+    "environment-import": ("environment-import", AGENT),
+    "environment-killed": ("host-memory", AGENT),
+    "zero-signal": ("zero-signal", AGENT),
+    "trainer-memory": ("trainer-memory", AGENT),
+    "broadcast": ("broadcast", INFRASTRUCTURE),
+    "disk-full": ("disk-full", INFRASTRUCTURE),
+    "stands-still": ("environment-hang", AGENT),
+    "host-memory": ("host-memory", INFRASTRUCTURE),
+    "no-weights": ("no-weights", INFRASTRUCTURE),
+    "not-finite": ("not-finite", AGENT),
+    "untrained": ("did-not-train", AGENT),
+}
+"""What goes wrong -> code and side of the failure."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunContext]:
+    monkeypatch.setenv("PATH", f"{engine.install(tmp_path / 'driver')}:{os.environ['PATH']}")
+    with run_context(tmp_path / "run") as run:
+        yield run
+
+
+async def result_of(run: RunContext, tmp_path: Path, fault: str, steps: int = 60) -> JobResult:
+    quick = evolve(QUICK, inference=2.0, first_step=3.0, step=2.0, shutdown=1.0)
+    made = runner(tmp_path, fault=fault, deadlines=quick)
+    await made.start(run)
+    try:
+        return await asyncio.wait_for(made.wait(await made.submit(job(max_steps=steps))), 120)
+    finally:
+        await made.close(drain=False)
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+async def test_a_fault_is_named_and_blamed(run: RunContext, tmp_path: Path, fault: str) -> None:
+    result = await result_of(run, tmp_path, fault)
+    assert result.failure is not None, result.status
+    assert (result.failure.code, result.failure.side) == EXPECTED[fault], result.failure.evidence
+    assert result.status == ("failed" if result.failure.side == AGENT else "lost")
+
+
+@pytest.mark.parametrize("fault", ["orchestrator-lingers", "orchestrator-fails-at-the-end"])
+async def test_once_the_trainer_is_done_the_job_is(run: RunContext, tmp_path: Path, fault: str) -> None:
+    result = await result_of(run, tmp_path, fault, steps=3)
+    assert (result.status, result.steps) == ("succeeded", 3)
+
+
+def test_every_fault_of_the_stand_in_is_tried_somewhere() -> None:
+    elsewhere = {"slow-steps", "orchestrator-lingers", "orchestrator-fails-at-the-end"}
+    assert set(engine.FAULTS) == set(EXPECTED) | elsewhere

@@ -128,7 +128,7 @@ def shipment(
             "thinking": config["renderer.enable_thinking"],
         },
         "preflight": {"rollouts": 8, "tasks": 16} if engine.preflight else {"rollouts": 0, "tasks": 0},
-        "uid": engine.uid,
+        "uid": engine.uid + slot if engine.uid else 0,  # what is left of a job is ended by its user
         "deadlines": {**asdict(engine.deadlines), "train": job.limits.seconds},
         "poll": engine.poll,
     }

@@ -43,7 +43,7 @@ def config() -> dict[str, Any]:
 @contextlib.contextmanager
 def on_gpu() -> Any:
     """Holds memory of the GPU, as nvidia-smi shows it, for as long as the process lives."""
-    (BIN / f"gpu-{os.getpid()}").touch()
+    (BIN / f"gpu-{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}-{os.getpid()}").touch()
     yield
 
 
@@ -262,18 +262,19 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 def nvidia_smi() -> None:
     """``--query-gpu`` alone, as the canary, the provider and the supervisor ask it."""
-    living = [path for path in BIN.glob("gpu-*") if Path(f"/proc/{path.name[4:]}").exists()]
-    used = 9000 if living else 4
+    users = [path.name.split("-")[1:] for path in BIN.glob("gpu-*")]
+    used = {device for device, pid in users if Path(f"/proc/{pid}").exists()}
     known = {
         "name": "NVIDIA A40",
         "driver_version": "570.1",
         "memory.total": "46068",
-        "memory.used": str(used),
+        "memory.used": "4",
         "ecc.errors.uncorrected.volatile.total": "0",
     }
     query = next(argument.partition("=")[2] for argument in ARGUMENTS if argument.startswith("--query-gpu="))
     for index in range(int((BIN / "gpus").read_text())):
-        print(", ".join({**known, "index": str(index)}[name] for name in query.split(",")))
+        mine = {"index": str(index), **({"memory.used": "9000"} if str(index) in used else {})}
+        print(", ".join({**known, **mine}[name] for name in query.split(",")))
 
 
 {

@@ -27,7 +27,7 @@ ROWS = tuple(f'{{"idx": {i}, "prompt": "start {i} add 2 ->", "answer": "{i + 2}"
 
 def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) -> PrimeRLRunner:
     """A runner on stand-ins below ``folder``; ``fault`` is what goes wrong on its machines."""
-    programs = engine.install(folder / "engine", fault=options.pop("fault", ""))
+    programs = engine.install(folder / "engine", fault=options.pop("fault", ""), gpus=2)
     defaults: dict[str, Any] = {
         "models": SHAPES,
         "gpu_types": ["NVIDIA A40"],

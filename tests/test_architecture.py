@@ -52,8 +52,9 @@ def test_rooms_import_downwards(path: Path) -> None:
 
 
 def test_only_environments_imports_verifiers() -> None:
+    """Here, that is: what travels to a pod runs beside the engine's own version."""
     for path in ROOT.rglob("*.py"):
-        if path.relative_to(ROOT).parts[0] == "environments":
+        if path.relative_to(ROOT).parts[0] == "environments" or "pod" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -67,13 +67,14 @@ class Server:
             new_key(folder / name)
         shutil.copy(folder / "client.pub", folder / "authorized")
         self.process: subprocess.Popen[bytes] | None = None
+        self.session = {"HOME": str(self.home)}  # what commands find in their environment
 
     @property
     def host(self) -> Host:
         return Host("127.0.0.1", self.port, getpass.getuser(), str(self.folder / "client"))
 
     def start(self) -> None:
-        config = configure(self.folder, self.port, {"HOME": str(self.home)})
+        config = configure(self.folder, self.port, self.session)
         log = (self.folder / "sshd.log").open("ab")
         self.process = subprocess.Popen(
             [SSHD, "-D", "-e", "-f", str(config)], stdout=log, stderr=log, start_new_session=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,3 @@ def job(name: str = "job", source: bytes = ENVIRONMENT, **changes: Any) -> Train
 
 def with_limit(job: TrainingJob, seconds: float) -> TrainingJob:
     return evolve(job, limits=TaskLimits(seconds=seconds))
-
-
-Submit = Callable[[TrainingJob], Any]

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from attrs import evolve
 from fakes import engine
+from fakes.sshd import QUICK, SSHD, Server
 from inner.prime_rl.standing import SHAPES, job, runner, with_limit
 
 from ai_trains_ai.errors import ConfigurationError, JobError, UnknownName
 from ai_trains_ai.inner.prime_rl.runner import PrimeRLRunner
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext
 from ai_trains_ai.providers.local import LocalProvider
+from ai_trains_ai.providers.ssh import SSHHost, SSHProvider
 from ai_trains_ai.records import BaseModel, JobHandle, JobResult, SamplingParams, TaskLimits, TrainingJob
 from ai_trains_ai.testing import InnerJobRunnerContract
 from ai_trains_ai.testing.fakes import run_context
@@ -204,6 +206,28 @@ async def test_a_job_is_not_served_twice_at_a_time_on_its_machine(run: RunContex
 async def test_without_a_provider_it_does_not_start(run: RunContext) -> None:
     with pytest.raises(ConfigurationError, match=r"provider=ata\.gpu_provider"):
         await PrimeRLRunner().start(run)
+
+
+@pytest.mark.skipif(not SSHD, reason="sshd is not installed")
+async def test_a_job_on_a_machine_behind_ssh(run: RunContext, tmp_path: Path) -> None:
+    server = Server(tmp_path / "host")
+    server.session["PATH"] = os.environ["PATH"]
+    server.start()
+    host = SSHHost(
+        server.host.address, "NVIDIA A40", 2, 2, 3.6, server.host.user, server.port, server.host.key,
+        root=str(server.home / "ata"),
+    )  # fmt: skip
+    try:
+        async with started(run, tmp_path, provider=SSHProvider([host], QUICK)) as made:
+            result = await finished(made, job())
+            async with made.serve(JobHandle("job")) as trained:
+                replies = await trained.sample([f"start {n}" for n in range(100)], GREEDY)
+            await made.release(JobHandle("job"), keep_weights=True)
+    finally:
+        server.stop()
+    assert (result.status, result.steps, len(set(replies))) == ("succeeded", 3, 100)
+    assert result.cost_usd > 0
+    assert (run.folder / "artifacts/job/model.safetensors").stat().st_size > 0
 
 
 class TestArguments:

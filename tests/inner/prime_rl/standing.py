@@ -19,7 +19,7 @@ from ai_trains_ai.records import TaskLimits, TrainingJob, content_hash
 
 SHAPES = (Shape("Qwen/Qwen3-0.6B", 2, 8, 16, 2, 64, 1, 4), Shape("Qwen/Qwen3-1.7B", 2, 16, 32, 2, 64, 1, 4))
 """As small as the stand-in's models are: what fits where is tested elsewhere."""
-QUICK = Deadlines(launch=60.0, environment=60.0, inference=60.0, preflight=60.0, gpu=5.0, first_step=20.0, step=20.0)
+QUICK = Deadlines(launch=60.0, environment=60.0, inference=60.0, preflight=60.0, gpu=20.0, first_step=60.0, step=60.0)
 ENVIRONMENT = b"# an agent's environment\n"
 ROWS = tuple(f'{{"idx": {i}, "prompt": "start {i} add 2 ->", "answer": "{i + 2}"}}' for i in range(8))
 

@@ -152,7 +152,7 @@ async def test_a_failure_of_the_engine_is_tried_once_more_and_then_lost(run: Run
 
 async def test_when_the_time_is_over_the_newest_weights_count(run: RunContext, tmp_path: Path) -> None:
     async with started(run, tmp_path, fault="slow-steps") as made:
-        result = await finished(made, with_limit(job(max_steps=500), 3.0))
+        result = await finished(made, with_limit(job(max_steps=500), 6.0))
         assert result.status == "succeeded"
         assert 0 < result.steps < 500
         async with made.serve(JobHandle("job")) as trained:

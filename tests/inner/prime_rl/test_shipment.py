@@ -17,7 +17,7 @@ from ai_trains_ai.inner.prime_rl.memory import SHAPES, Machine
 from ai_trains_ai.inner.prime_rl.profiles import PROFILES, profile
 from ai_trains_ai.inner.prime_rl.shipment import Deadlines, Engine, library, modules, serve_order, shipment
 
-FOLDER = "/work/jobs/j.1/files"
+FOLDER = "/pod/jobs/j.1/files"
 ENGINE = Engine(profile())
 JOB = evolve(
     job(config()),

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from ai_trains_ai.inner.prime_rl.pod.process import alive, signal_all, tree
 from ai_trains_ai.inner.prime_rl.pod.relay import listen, serve_forever
+from ai_trains_ai.inner.prime_rl.pod.surroundings import free_port
 from ai_trains_ai.sandbox import kernel, seccomp
 
 MODULE = "ai_trains_ai.inner.prime_rl.pod.confine"
@@ -247,7 +248,7 @@ def _try(wall: Wall, python: str, script: str) -> str:
         log = Path(folder) / "log"
         argv = [python, "-c", script, str(outside)]
         env = {"PATH": "/usr/bin:/bin", "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
-        port = _free_port()
+        port = free_port()
         try:
             seen = [str(Path(python).parent.parent)]
             child = start(
@@ -275,12 +276,6 @@ def _low_port() -> Any:
                 yield port
                 return
     raise OSError("no port is free")
-
-
-def _free_port() -> int:
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        return int(probing.getsockname()[1])
 
 
 def _ephemeral() -> range:

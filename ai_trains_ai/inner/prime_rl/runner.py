@@ -284,7 +284,8 @@ class PrimeRLRunner(InnerJobRunner):
 
         def files(lease: Lease) -> dict[str, bytes]:
             offer = lease.pod.offer
-            machine = Machine(offer.gpu_type, max(1, offer.count // max(1, offer.slots)))
+            each = max(1, offer.count // max(1, offer.slots))  # a machine may have more than was asked for
+            machine = Machine(offer.gpu_type, min(self.request.count, each))
             folder = job_folder(lease.pod.root, name)
             return shipment(job, engine, machine, self._shapes[job.base_model], folder, lease.slot)
 

@@ -144,10 +144,15 @@ def shipment(
 
 @cache
 def library() -> Mapping[str, bytes]:
-    """Our code for the pod, below ``lib/``: packages without ``__init__`` of the library, which would want more."""
+    """Our code for the pod, below ``lib/``: packages with an empty ``__init__``, for the library's own wants more.
+
+    With one they come before a library that may be installed there, too.
+    """
     pod = resources.files(POD)
     mine = [file for file in pod.iterdir() if file.name.endswith(".py")]
-    found = {f"lib/{POD.replace('.', '/')}/{file.name}": file.read_bytes() for file in mine}
+    packages = ("ai_trains_ai", "ai_trains_ai/inner", "ai_trains_ai/inner/prime_rl", "ai_trains_ai/sandbox")
+    found = {f"lib/{package}/__init__.py": b"" for package in packages}
+    found |= {f"lib/{POD.replace('.', '/')}/{file.name}": file.read_bytes() for file in mine}
     sandbox = resources.files("ai_trains_ai.sandbox")
     for name in SANDBOX:
         found[f"lib/ai_trains_ai/sandbox/{name}.py"] = (sandbox / f"{name}.py").read_bytes()
@@ -168,6 +173,7 @@ def modules() -> Mapping[str, bytes]:
     library = resources.files("ai_trains_ai")
     families = [file for file in (library / "families").iterdir() if file.name.endswith(".py")]
     return {
+        "modules/agent/ai_trains_ai/__init__.py": b"",
         **{f"modules/agent/ai_trains_ai/{name}.py": (library / f"{name}.py").read_bytes() for name in PRACTICE},
         **{f"modules/agent/ai_trains_ai/families/{file.name}": file.read_bytes() for file in families},
         "modules/trusted/ata_job.py": source("stub"),

@@ -76,6 +76,10 @@ class Held:
         found: T = await self._call(self.lease, work)
         return found
 
+    async def start(self, name: str, files: Mapping[str, bytes], command: str) -> None:
+        """Start another job beside it, by the same protocol and on the same devices. Whoever starts it removes it."""
+        await self.call(lambda host: host.submit(name, files, f"{_devices(self.lease)}{command}"))
+
 
 class HostedJobs:
     """Runs jobs on the pods of a fleet.

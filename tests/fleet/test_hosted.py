@@ -267,6 +267,26 @@ async def test_a_held_job_is_found_again_by_a_restarted_controller(desk: Desk) -
     assert (desk.folder / "runs").read_text() == "run\n"
 
 
+async def test_what_is_started_beside_a_held_job_sees_the_same_devices(desk: Desk) -> None:
+    jobs = desk.controller()
+    desk.provider.offer = Offer("here", "cpu", 2, 3.6, slots=2)  # type: ignore[misc]
+    show = "mkdir out; echo $CUDA_VISIBLE_DEVICES >out/devices"
+    async with jobs.holding(job("one", show)) as one, jobs.holding(job("two", show)) as two:
+        for held in (one, two):
+            assert isinstance(held, Held)
+            name = f"{held.placement.job_id}.more"
+            await held.start(name, {}, show)
+            await asyncio.sleep(0)
+            for _ in range(200):
+                if (await held.call(lambda host, name=name: host.poll(name))).status == "ended":
+                    break
+                await asyncio.sleep(0.05)
+            said = await held.call(lambda host, name=name: host.result(name, 1 << 16))
+            assert said == desk.out(held.placement.job_id)
+            await held.call(lambda host, name=name: host.remove(name))
+    assert desk.out("one") != desk.out("two")
+
+
 async def test_of_a_job_that_ended_before_only_its_end_is_left(desk: Desk) -> None:
     jobs = desk.controller()
     ended = await jobs.run(job("one", "true"))

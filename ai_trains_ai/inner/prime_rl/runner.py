@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,11 +19,10 @@ from attrs import define, evolve, field
 
 from ai_trains_ai.errors import ConfigurationError, JobError, ProviderError, RunFolderError, StorageError, UnknownName
 from ai_trains_ai.fleet import Fleet, Held, HostedJob, HostedJobs
-from ai_trains_ai.inner.prime_rl import rules
-from ai_trains_ai.inner.prime_rl.failures import Evidence, Verdict, classify
 from ai_trains_ai.inner.prime_rl.memory import GPU_MIB, Machine, Shape, shape
-from ai_trains_ai.inner.prime_rl.pod.metrics import TRAINER, progress
+from ai_trains_ai.inner.prime_rl.pod.metrics import TRAINER
 from ai_trains_ai.inner.prime_rl.profiles import DEFAULT, profile
+from ai_trains_ai.inner.prime_rl.results import outcome
 from ai_trains_ai.inner.prime_rl.serving import CachedReplies, events, served
 from ai_trains_ai.inner.prime_rl.shipment import (
     DEADLINES,
@@ -43,7 +41,6 @@ from ai_trains_ai.records import (
     ConfigSurface,
     JobHandle,
     JobResult,
-    JobStatus,
     Lease,
     Placement,
     PodRequest,
@@ -60,7 +57,6 @@ GPU_TYPES: Final = ("NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA L40S", "NVIDIA RTX
 RETRIES: Final = 1  # of failures that are the engine's or the machine's
 HELD: Final = 1800.0  # seconds that the evaluation may hold a job's machine
 RESULT_BYTES: Final = 64 << 20
-GOOD_SHARE: Final = 0.5  # of a job's steps: weights of so many are worth more than another attempt after a hang
 
 Listener = Callable[[int, Mapping[str, float]], None]
 
@@ -124,12 +120,15 @@ class PrimeRLRunner(InnerJobRunner):
             )
         if gpus not in (1, 2):
             raise ConfigurationError(f"A prime-rl job runs on one GPU or two, not {gpus!r}.")
-        if minutes <= 0 or rollouts < 1:
-            raise ConfigurationError("minutes and rollouts of a job must be positive.")
+        for name, number in (("minutes", minutes), ("rollouts", rollouts), ("poll", poll)):
+            if not isinstance(number, int | float) or not number > 0:
+                raise ConfigurationError(f"{name} must be a positive number, not {number!r}.")
         self.provider = provider
         self._shapes = {found.name: found for found in (m if isinstance(m, Shape) else shape(m) for m in models)}
         if not self._shapes:
             raise ConfigurationError("The prime-rl runner needs at least one base model.")
+        if not gpu_types:
+            raise ConfigurationError("gpu_types names no GPU: what fits depends on it.")
         for name in gpu_types:
             if name not in GPU_MIB:
                 raise UnknownName.of("GPU type with a memory profile", name, GPU_MIB)
@@ -251,7 +250,7 @@ class PrimeRLRunner(InnerJobRunner):
             for retries in range(1 + RETRIES):
                 name = f"{running.job.id}.{len(self._ended(running.job.id)) + 1}"
                 async with self._hosted.holding(self._order(name, running.job), _Live(running).hear) as held:
-                    result, verdict, weights = self._outcome(running.job, name, held)
+                    result, verdict, weights = outcome(running.job, held, self._folder / name, self._engine.profile)
                     if verdict is not None and verdict.retry != "never" and retries < RETRIES:
                         logger.warning("Job %s is tried once more: %s (%s)", name, verdict.message, verdict.evidence)
                         others = self.provider is not None and self.provider.max_pods > 1
@@ -308,45 +307,7 @@ class PrimeRLRunner(InnerJobRunner):
     def _ended(self, job_id: str) -> list[Placement]:
         return [placed for placed in self._attempts(job_id) if placed.state == "ended"]
 
-    # ------------------------------------------------------------------------------------------ results
-
-    def _outcome(self, job: TrainingJob, name: str, held: Held | Placement) -> tuple[JobResult, Verdict | None, str]:
-        """What came of an attempt: the result, why it failed, and where its weights are in its folder."""
-        placed = held if isinstance(held, Placement) else held.placement
-        out = self._folder / name / "out"
-        said = _read_verdict(out / "verdict.json") if placed.exit == 0 else None
-        usd = 0.0
-        if isinstance(held, Held):
-            offer = held.lease.pod.offer
-            usd = placed.seconds / 3600 * offer.usd_per_hour / max(1, offer.slots)
-        result = JobResult(job.id, "lost", wall_seconds=placed.seconds, cost_usd=usd, metrics=_metrics(out))
-        if said is None:
-            rule = rules.POD_LOST if placed.exit is None else rules.UNKNOWN
-            why = placed.why or f"the supervisor ended with status {placed.exit}: {self._last_words(name, placed)}"
-            verdict = Verdict(rule.code, rule.side, "another pod", rule.message, why)
-            return evolve(result, failure=verdict.failure()), verdict, ""
-        result = evolve(
-            result,
-            steps=int(said["step"]),
-            train_seconds=float(said["train_seconds"]),
-            guarantees=str(said["guarantee"]),
-        )
-        if isinstance(held, Held) and said["gpu"] != "clean" and said["phase"] == "done":
-            said["phase"], said["found"] = "weights", "gpu"  # nothing can be served there
-        if said["phase"] == "done":
-            return evolve(result, status="succeeded"), None, str(said["weights"])
-        if said["weights"] and result.steps >= GOOD_SHARE * job.config["max_steps"]:
-            logger.warning("Job %s stood still; its weights of step %d are taken.", name, result.steps)
-            return evolve(result, status="succeeded"), None, str(said["weights"])
-        verdict = classify(_evidence(said, out), self._engine.profile.version)
-        status: JobStatus = "failed" if verdict.side == "agent" else "lost"
-        return evolve(result, status=status, failure=verdict.failure()), verdict, ""
-
-    def _last_words(self, name: str, placed: Placement) -> str:
-        with contextlib.suppress(OSError):
-            log = self._folder / name / f"log.{placed.attempt}"
-            return log.read_bytes()[-600:].decode("utf-8", "backslashreplace").strip()
-        return ""
+    # ------------------------------------------------------------------------------------------ weights
 
     async def _keep(self, held: Held, weights: str, path: Path) -> None:
         """Fetch the weights, whole or not at all. Sharded ones are kept under their own names beside it."""
@@ -380,7 +341,7 @@ class PrimeRLRunner(InnerJobRunner):
                 )
             return
         running = self._known(model)
-        if running.held is None or not running.weights:
+        if not running.weights:
             raise JobError(f"Job {model.job_id} has no weights to serve: it failed, or it was released.")
         async with self._machine(running) as held:
             async with self._served(held, running.job.base_model, running.weights, running.job.config) as found:
@@ -392,13 +353,13 @@ class PrimeRLRunner(InnerJobRunner):
         try:
             await asyncio.wait_for(running.serving.acquire(), HELD)
         except TimeoutError:
-            raise JobError(
+            raise ProviderError(
                 f"The machine of job {running.job.id} serves another model for {HELD:.0f} s already. Serve one after "
                 "the other, or give the provider more pods."
             ) from None
         try:
             if running.held is None:
-                raise JobError(f"Job {running.job.id} has no weights to serve: it was released.")
+                raise ProviderError(f"The weights of job {running.job.id} are gone: their machine was given up.")
             yield running.held
         finally:
             running.serving.release()
@@ -465,6 +426,8 @@ class _Live:
                     self._shown = step
                     for listener in tuple(self._running.listeners):
                         listener(step, dict(known))
+            elif event.get("event") == "guarantee" and not event["own_user"]:
+                logger.warning("Job %s: agent code has no user of its own. %s", self._running.job.id, event["text"])
             elif event.get("event") in ("phase", "guarantee", "preflight"):
                 logger.info("Job %s: %s", self._running.job.id, {k: v for k, v in event.items() if k != "time"})
         self._rest = self._rest[self._rest.rfind(b"\n") + 1 :]
@@ -478,41 +441,3 @@ def _heard(result: asyncio.Future[JobResult]) -> None:
     """Nobody may be left to ask."""
     if not result.cancelled():
         result.exception()
-
-
-def _read_verdict(path: Path) -> dict[str, Any] | None:
-    try:
-        said = json.loads(path.read_bytes())
-        return said if isinstance(said, dict) else None
-    except (OSError, ValueError):
-        return None
-
-
-def _evidence(said: Mapping[str, Any], out: Path) -> Evidence:
-    """What the supervisor saw, as the rules want it."""
-    logs = {}
-    for process in (*rules.ALL, "env"):
-        with contextlib.suppress(OSError):
-            logs[process] = (out / "logs" / f"{process}.log").read_bytes()
-    phase = said["phase"]
-    return Evidence(
-        logs,
-        {process: status for process, status in said["exits"].items() if process in (*rules.ALL, "env")},
-        phase=phase,
-        deadline=said["deadline"],
-        found=said["found"],
-        detail=said["detail"],
-        gpu="lost" if said["gpu"] == "lost" else "occupied" if said["gpu"] == "occupied" else "healthy",
-        weights=bool(said["weights"]),
-    )
-
-
-def _metrics(out: Path) -> tuple[dict[str, float], ...]:
-    """One mapping a step, from the rows of both writers."""
-    steps: dict[int, dict[str, float]] = {}
-    with contextlib.suppress(OSError):
-        for line in (out / "metrics.jsonl").read_bytes().splitlines():
-            if (found := progress(line)) is not None:
-                _, step, values = found
-                steps.setdefault(step, {"step": step}).update(values)
-    return tuple(steps[step] for step in sorted(steps))

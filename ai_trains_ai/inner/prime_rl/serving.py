@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ai_trains_ai.convert import to_data
-from ai_trains_ai.errors import JobError, MissingDependency, ProviderError, StorageError, Transient
+from ai_trains_ai.errors import MissingDependency, ProviderError, StorageError, Transient, TransportError
 from ai_trains_ai.fleet import Held
 from ai_trains_ai.interfaces import ServedModel
 from ai_trains_ai.records import Message, Prompt, SamplingParams
@@ -54,15 +54,18 @@ async def served(
         poll: seconds between two looks at it.
 
     Raises:
-        JobError: the weights can't be served.
-        ProviderError: the machine is gone, or vLLM does not start on it.
+        ProviderError: the machine is gone, or the model is not served on it.
     """
+    pod = held.placement.marker
     try:
-        await held.call(lambda host: host.submit(name, files, command))
-        port = await asyncio.wait_for(_ready(held, name, poll), seconds + STARTING)
+        try:
+            await held.start(name, files, command)
+            port = await asyncio.wait_for(_ready(held, name, poll), seconds + STARTING)
+        except TimeoutError as error:
+            raise ProviderError(f"The model server on pod {pod} says nothing.") from error
+        except TransportError as error:
+            raise ProviderError(f"Pod {pod} can't be used to serve a model: {error}") from error
         yield _Served(held, port, thinking)
-    except TimeoutError as error:
-        raise ProviderError(f"The model server on pod {held.placement.marker} says nothing.") from error
     finally:
         with contextlib.suppress(Exception):  # the next job wipes the machine
             await asyncio.wait_for(held.call(lambda host: host.remove(name)), 30.0)
@@ -82,8 +85,7 @@ async def _ready(held: Held, name: str, poll: float) -> int:
             if event.get("event") == "ready":
                 return int(event["port"])
             if event.get("event") == "refused":
-                why = str(event.get("why"))
-                raise (JobError if why.startswith("the weights") else ProviderError)(f"Not served: {why}.")
+                raise ProviderError(f"The model is not served on pod {held.placement.marker}: {event.get('why')}.")
         if state.status in ("ended", "lost", "absent") and not state.log:
             last = said.decode("utf-8", "backslashreplace").strip()[-300:]
             raise ProviderError(f"The model server on pod {held.placement.marker} is {state.status}: {last}")
@@ -116,7 +118,7 @@ class _Served(ServedModel):
                 async with tunnel as port:
                     await self._ask(httpx, port, prompts, params, replies)
                 return [reply or "" for reply in replies]
-            except (httpx.TransportError, Transient) as error:
+            except (httpx.TransportError, Transient, TransportError) as error:
                 logger.info("Pod %s, attempt %d to sample: %r", self._held.placement.marker, attempt + 1, error)
                 await asyncio.sleep(0.5 * 2**attempt)
         raise ProviderError(f"The model server on pod {self._held.placement.marker} can't be reached any more.")

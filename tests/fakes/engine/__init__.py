@@ -35,8 +35,8 @@ FAULTS = (
 )
 
 
-def install(folder: Path, *, fault: str = "", gpus: int = 1) -> Path:
-    """Write the programs; what ``nvidia-smi`` shows are A40s."""
+def install(folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = "") -> Path:
+    """Write the programs; what ``nvidia-smi`` shows are A40s. ``preflight`` is what a pre-flight's client prints."""
     assert fault in ("", *FAULTS), fault
     programs = folder / "bin"
     programs.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,9 @@ def install(folder: Path, *, fault: str = "", gpus: int = 1) -> Path:
             f'#!/bin/sh\nexec {sys.executable} -I {source} {name} "{programs}" "$@"\n', encoding="utf-8"
         )
         (programs / name).chmod(0o755)
-    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    said = f'case "$*" in *pod.preflight*) cat {programs}/preflight; exit;; esac\n' if preflight else ""
+    (programs / "preflight").write_text(preflight)
+    (programs / "python").write_text(f'#!/bin/sh\n{said}exec {sys.executable} "$@"\n')
     (programs / "python").chmod(0o755)
     (programs / "fault").write_text(fault)
     (programs / "gpus").write_text(str(gpus))

@@ -25,12 +25,13 @@ ROWS = tuple(f'{{"idx": {i}, "prompt": "start {i} add 2 ->", "answer": "{i + 2}"
 
 
 def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) -> PrimeRLRunner:
-    """A runner on stand-ins below ``folder``; ``fault`` is what goes wrong on its machines."""
-    programs = engine.install(folder / "engine", fault=options.pop("fault", ""), gpus=2)
+    """A runner on stand-ins below ``folder``; ``fault`` is what goes wrong there, ``said`` what a pre-flight says."""
+    said = options.pop("said", "")
+    programs = engine.install(folder / "engine", fault=options.pop("fault", ""), gpus=2, preflight=said)
     defaults: dict[str, Any] = {
         "models": SHAPES,
         "gpu_types": ["NVIDIA A40"],
-        "preflight": False,
+        "preflight": bool(said),
         "engine": str(programs),
         "models_folder": str(engine.models(folder / "models")),
         "ports": free_ports(),

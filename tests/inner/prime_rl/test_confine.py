@@ -17,7 +17,7 @@ import pytest
 
 from ai_trains_ai.inner.prime_rl.pod import confine
 from ai_trains_ai.inner.prime_rl.pod.confine import Confined, Limits, Wall, memory_of, probe, start
-from ai_trains_ai.inner.prime_rl.pod.process import alive
+from ai_trains_ai.inner.prime_rl.pod.process import alive, tree
 from ai_trains_ai.inner.prime_rl.pod.surroundings import answers, free_port
 from ai_trains_ai.sandbox import kernel
 
@@ -253,7 +253,7 @@ for _ in range(2):
 time.sleep(600)
 """
     child = host.start(wall, script)
-    until(lambda: child.workers() >= 2 and len(host.log.read_text().split()) == 2)
+    until(lambda: len(tree(child.pid)) >= 3 and len(host.log.read_text().split()) == 2)
     orphans = [int(line) for line in host.log.read_text().split()]
     assert memory_of(child.pid) > 1 << 20
     child.kill()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 from fakes import engine
+from inner.prime_rl.jobs import free_ports
 from inner.prime_rl.standing import QUICK, job, runner
 
 from ai_trains_ai.interfaces import RunContext
@@ -73,6 +76,54 @@ async def test_a_fault_is_named_and_blamed(run: RunContext, tmp_path: Path, faul
 async def test_once_the_trainer_is_done_the_job_is(run: RunContext, tmp_path: Path, fault: str) -> None:
     result = await result_of(run, tmp_path, fault, steps=3)
     assert (result.status, result.steps) == ("succeeded", 3)
+
+
+FINE = {"rollouts": 8, "errors": 0, "error": "", "truncated": 0, "rewards": [[0.0, 1.0]], "seconds": 0.1}
+SAID = {
+    "rewards that differ": (FINE, None),
+    "equal rewards": ({**FINE, "rewards": [[0.5, 0.5], [0.0, 0.0]]}, ("zero-signal", AGENT)),
+    "equal within tasks": ({**FINE, "rewards": [[1.0, 1.0], [0.0, None]]}, ("zero-signal", AGENT)),
+    "half in error": ({**FINE, "errors": 4, "error": "TaskError: broken"}, ("rollout-errors", AGENT)),
+    "fewer in error": ({**FINE, "errors": 3, "error": "TaskError: broken"}, None),
+    "no answer": ({"unhealthy": True}, ("environment-start", AGENT)),
+    "no report": ("Traceback (most recent call last):", ("pre-flight", INFRASTRUCTURE)),
+}
+"""What a pre-flight's client prints -> code and side of the failure, if it is one."""
+
+
+async def preflown(run: RunContext, tmp_path: Path, said: object, **options: object) -> JobResult:
+    text = said if isinstance(said, str) else json.dumps(said)
+    made = runner(tmp_path, said=text, **options)
+    await made.start(run)
+    try:
+        return await asyncio.wait_for(made.wait(await made.submit(job())), 120)
+    finally:
+        await made.close(drain=False)
+
+
+@pytest.mark.parametrize("name", SAID)
+async def test_a_pre_flight_ends_what_can_not_learn(run: RunContext, tmp_path: Path, name: str) -> None:
+    said, expected = SAID[name]
+    result = await preflown(run, tmp_path, said)
+    found = (result.failure.code, result.failure.side) if result.failure else None
+    assert (found, result.train_seconds > 0) == (expected, expected is None), result
+
+
+async def test_on_a_gpu_that_somebody_uses_nothing_is_started(run: RunContext, tmp_path: Path) -> None:
+    busy = engine.install(tmp_path / "engine") / f"gpu-0-{os.getpid()}"
+    busy.touch()
+    result = await preflown(run, tmp_path, FINE, deadlines=evolve(QUICK, gpu=0.5))
+    assert result.failure is not None
+    assert (result.status, result.failure.code) == ("lost", "vllm-memory")
+
+
+async def test_on_ports_that_somebody_uses_nothing_is_started(run: RunContext, tmp_path: Path) -> None:
+    ports = free_ports()
+    with socket.create_server(("127.0.0.1", ports[2])):
+        result = await preflown(run, tmp_path, FINE, ports=ports)
+    assert result.failure is not None
+    assert (result.status, result.failure.code) == ("lost", "ports")
+    assert str(ports[2]) in result.failure.evidence
 
 
 def test_every_fault_of_the_stand_in_is_tried_somewhere() -> None:

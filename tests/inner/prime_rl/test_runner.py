@@ -16,7 +16,7 @@ from fakes import engine
 from fakes.sshd import QUICK, SSHD, Server
 from inner.prime_rl.standing import SHAPES, job, runner, with_limit
 
-from ai_trains_ai.errors import ConfigurationError, JobError, UnknownName
+from ai_trains_ai.errors import ConfigurationError, JobError, ProviderError, UnknownName
 from ai_trains_ai.inner.prime_rl.runner import PrimeRLRunner
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext
 from ai_trains_ai.providers.local import LocalProvider
@@ -203,6 +203,27 @@ async def test_a_job_is_not_served_twice_at_a_time_on_its_machine(run: RunContex
     assert [step.split()[1] for step in order] == ["in", "out", "in", "out"]
 
 
+async def test_weights_that_are_gone_mask_the_episode(
+    run: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ai_trains_ai.inner.prime_rl.runner.HELD", 0.2)
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        while on_machine(tmp_path):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        with pytest.raises(ProviderError, match="machine was given up"):
+            async with made.serve(JobHandle("job")):
+                pass
+
+
+async def test_an_error_of_the_caller_comes_out_as_itself(run: RunContext, tmp_path: Path) -> None:
+    async with started(run, tmp_path) as made:
+        await finished(made, job())
+        with pytest.raises(TimeoutError, match="mine"):
+            async with made.serve(JobHandle("job")):
+                raise TimeoutError("mine")
+
+
 async def test_without_a_provider_it_does_not_start(run: RunContext) -> None:
     with pytest.raises(ConfigurationError, match=r"provider=ata\.gpu_provider"):
         await PrimeRLRunner().start(run)
@@ -248,6 +269,10 @@ class TestArguments:
             PrimeRLRunner(gpus=3)
         with pytest.raises(ConfigurationError, match="positive"):
             PrimeRLRunner(minutes=0)
+        with pytest.raises(ConfigurationError, match="rollouts must be a positive number"):
+            PrimeRLRunner(rollouts="many")  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="names no GPU"):
+            PrimeRLRunner(gpu_types=[])
 
     def test_limits_are_those_of_a_gpu(self) -> None:
         found = PrimeRLRunner(minutes=10, rollouts=640).limits(TaskLimits(attempts=5))

@@ -69,9 +69,8 @@ class Wall:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the env server: memory is of all its processes (the caller looks), the rest of each."""
+    """Of each process of the env server; the processes together are counted by user. Of memory see `memory_of`."""
 
-    memory_bytes: int = 12 << 30
     open_files: int = 32_000
     processes: int = 512
     file_bytes: int = 2 << 30
@@ -87,10 +86,6 @@ class Confined:
     def poll(self) -> int | None:
         """Its exit status; a signal is negative."""
         return self._popen.poll()
-
-    def workers(self) -> int:
-        """Processes that it has now, besides itself."""
-        return sum(alive(pid) for pid in tree(self.pid)) - alive(self.pid)
 
     def kill(self, seconds: float = 20.0) -> None:
         """End every process of it, those too that left its tree, and wait until none is left."""

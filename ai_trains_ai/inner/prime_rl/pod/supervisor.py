@@ -11,7 +11,6 @@ GPU is looked at, and ``out/`` tells: ``verdict.json``, the ends of the logs, an
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -36,10 +35,11 @@ from ai_trains_ai.inner.prime_rl.pod.surroundings import (
     TRAINING,
     answers,
     free_port,
+    gpu_memory,
     healthy,
-    output,
     taken,
     variables,
+    versions,
 )
 from ai_trains_ai.sandbox import kernel
 
@@ -128,7 +128,7 @@ class Supervisor:
     def _launch(self) -> None:
         """The engine checks the config and writes one for each of its processes."""
         self._enter("launch")
-        self._verdict.versions = self._versions()
+        self._verdict.versions = versions(self._bin)
         self._require_clean_gpu()
         self._require_free_ports()
         launcher = self._spawn("launcher", ["rl", "@", str(self._folder / "rl.toml"), "--dry-run"], self._trusted())
@@ -153,9 +153,7 @@ class Supervisor:
         self._spawn("replies", argv, self._trusted())
         self._await_http("replies", self._deadlines["environment"], "replies-start")
         self._start_environment()
-        found = self._preflight(tasks=rollouts, group=1)
-        if found["errors"] >= MANY_ERRORS * found["rollouts"]:
-            raise self._over(found="rollout-errors", detail=found["error"])
+        self._preflight(tasks=rollouts, group=1)
         self._end("env")
         self._end("replies")
 
@@ -171,7 +169,7 @@ class Supervisor:
         if not self._verdict.guarantee:
             self._wall = probe(f"{self._bin}/python", self._order["uid"])
             self._verdict.guarantee = self._wall.text()
-            self._say("guarantee", text=self._verdict.guarantee)
+            self._say("guarantee", text=self._verdict.guarantee, own_user=bool(self._wall.uid))
             self._share()
         mine = {
             "PYTHONPATH": str(self._private / "modules"),
@@ -187,7 +185,7 @@ class Supervisor:
             visible=[str(self._private), str(Path(self._bin).parent)],
             listen_port=self._site["env_port"],
             connect_port=self._site["inference_port"],
-            limits=Limits(memory_bytes=ENVIRONMENT_BYTES, open_files=OPEN_FILES),
+            limits=Limits(open_files=OPEN_FILES),
         )
         self._await(
             lambda: answers(self._site["env_port"]), "env", self._deadlines["environment"], deadline="env_server"
@@ -198,10 +196,8 @@ class Supervisor:
         tasks = self._order["preflight"]["tasks"]
         if not tasks:
             return
-        found = self._preflight(tasks=tasks, group=self._order["group_size"])
-        if found["errors"] >= MANY_ERRORS * found["rollouts"]:
-            raise self._over(found="rollout-errors", detail=found["error"])
-        groups = [[reward for reward in group if reward is not None] for group in found["rewards"]]
+        rewards = self._preflight(tasks=tasks, group=self._order["group_size"])
+        groups = [[reward for reward in group if reward is not None] for group in rewards]
         if all(max(group) - min(group) < 1e-9 for group in groups if group):
             means = ", ".join(f"{statistics.fmean(group):.3g}" for group in groups[:8] if group)
             raise self._over(
@@ -338,8 +334,8 @@ class Supervisor:
         url = f"http://127.0.0.1:{self._site['inference_port']}/health"
         self._await(lambda: healthy(url), name, seconds, found=found, deadline=deadline)
 
-    def _preflight(self, *, tasks: int, group: int) -> dict[str, Any]:
-        """Play rollouts by the engine's own way to the environment; what they came to."""
+    def _preflight(self, *, tasks: int, group: int) -> list[list[float | None]]:
+        """Play rollouts by the engine's own way to the environment; their rewards by task. Too many errors end it."""
         site, sampling = self._site, self._order["sampling"]
         arguments = {
             "address": f"tcp://127.0.0.1:{site['env_port']}",
@@ -373,7 +369,10 @@ class Supervisor:
         self._say("preflight", **{name: value for name, value in found.items() if name != "rewards"})
         if found.get("unhealthy"):
             raise self._over(deadline="env_server", detail="the env server does not answer")
-        return found
+        if found["errors"] >= MANY_ERRORS * found["rollouts"]:
+            raise self._over(found="rollout-errors", detail=found["error"])
+        rewards: list[list[float | None]] = found["rewards"]
+        return rewards
 
     # ------------------------------------------------------------------------------------------ the pod
 
@@ -399,17 +398,6 @@ class Supervisor:
         if self._wall.uid:
             os.chown(home, self._wall.uid, self._wall.uid)
 
-    def _versions(self) -> dict[str, str]:
-        script = (
-            "import importlib.metadata as m, json\nfound = {}\n"
-            "for name in ('prime-rl', 'verifiers', 'vllm', 'torch'):\n"
-            "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
-        )
-        said = output([f"{self._bin}/python", "-c", script])
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(said))
-        return {}
-
     def _require_clean_gpu(self) -> None:
         until = time.monotonic() + self._deadlines["gpu"]
         while (state := self._gpu_state(0.0)) != "clean":
@@ -420,15 +408,12 @@ class Supervisor:
 
     def _gpu_state(self, patience: float = 20.0) -> str:
         """ "clean", "occupied" when somebody holds memory of ours, "lost" when the driver doesn't answer."""
-        query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
         until = time.monotonic() + patience
         while True:
-            lines = [line.split(",") for line in output(query, variables(self._bin)).splitlines() if "," in line]
-            used = {index.strip(): int(mib) for index, mib in lines if mib.strip().isdigit()}
-            ours = [used[device] for device in self._devices if device in used]
-            if len(ours) < len(self._devices):
+            used = gpu_memory(self._devices, variables(self._bin))
+            if used is None:
                 return "lost"
-            if max(ours) < USED_MIB:
+            if max(used) < USED_MIB:
                 return "clean"
             if time.monotonic() > until:
                 return "occupied"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -80,7 +81,28 @@ def taken(port: int) -> str:
     return ""
 
 
-def output(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+def gpu_memory(devices: Sequence[str], env: Mapping[str, str]) -> list[int] | None:
+    """MiB in use on each device, by index; ``None`` when the driver doesn't know them all."""
+    said = _output(["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"], env)
+    lines = [line.split(",") for line in said.splitlines() if line.count(",") == 1]
+    used = {index.strip(): int(mib) for index, mib in lines if mib.strip().isdigit()}
+    return [used[device] for device in devices] if used.keys() >= set(devices) else None
+
+
+def versions(programs: str) -> dict[str, str]:
+    """Of the engine and what it stands on, as far as they are installed as packages."""
+    script = (
+        "import importlib.metadata as m, json\nfound = {}\n"
+        "for name in ('prime-rl', 'verifiers', 'vllm', 'torch'):\n"
+        "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
+    )
+    try:
+        return dict(json.loads(_output([f"{programs}/python", "-c", script])))
+    except ValueError:
+        return {}
+
+
+def _output(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """What a short command prints; "" when it fails."""
     try:
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True).stdout

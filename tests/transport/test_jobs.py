@@ -112,6 +112,17 @@ async def test_a_job_that_is_killed_from_outside_is_lost_and_never_ended(jobs: H
     os.killpg(group, 9)
 
 
+async def test_a_job_that_is_looked_at_while_it_starts_is_not_lost(jobs: HostJobs, tmp_path: Path) -> None:
+    folder = tmp_path / "host/jobs/early"
+    (folder / "started").mkdir(parents=True)
+    os.mkfifo(folder / "pid")  # whoever reads it waits: the look is in the middle of its way
+    looking = asyncio.ensure_future(jobs.poll("early"))
+    writer = await asyncio.to_thread(os.open, folder / "pid", os.O_WRONLY)
+    (folder / "hb").write_text(f"{time.time():.0f}\n")  # the job came so far meanwhile
+    os.close(writer)
+    assert (await looking).status == "starting"
+
+
 async def test_a_program_that_is_killed_has_the_status_of_its_signal(jobs: HostJobs) -> None:
     await jobs.submit("job", {}, "kill -9 $$")
     assert (await until(jobs, "job", ended)).exit == 137

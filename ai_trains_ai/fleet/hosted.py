@@ -22,7 +22,7 @@ from ai_trains_ai.errors import Fenced, Transient, TransportError, UntrustedData
 from ai_trains_ai.fleet.pool import Fleet
 from ai_trains_ai.records import Lease, Offer, Placement
 from ai_trains_ai.store import Store
-from ai_trains_ai.transport.jobs import HostJob, HostJobs, job_folder
+from ai_trains_ai.transport.jobs import HostJob, HostJobs, beside, job_folder
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,19 @@ class Held:
         found: T = await self._call(self.lease, work)
         return found
 
-    async def start(self, name: str, files: Mapping[str, bytes], command: str) -> None:
-        """Start another job beside it, by the same protocol and on the same devices. Whoever starts it removes it."""
-        await self.call(lambda host: host.submit(name, files, f"{_devices(self.lease)}{command}"))
+    @property
+    def beside(self) -> str:
+        """The id of what runs beside it."""
+        return beside(self.placement.job_id)
+
+    async def start(self, files: Mapping[str, bytes], command: str) -> None:
+        """Start something beside it on the same devices, in place of what was there. It is removed with the job."""
+
+        async def anew(host: HostJobs) -> None:
+            await host.remove(self.beside)
+            await host.submit(self.beside, files, f"{_devices(self.lease)}{command}")
+
+        await self.call(anew)
 
 
 class HostedJobs:
@@ -181,8 +191,7 @@ class HostedJobs:
         except Fenced as error:
             self._fleet.stop(error)
             raise
-        except (MachineLost, asyncio.CancelledError):
-            # whoever gave the job up doesn't want it, and its slot goes to another one
+        except BaseException:  # also one of the caller's: nobody wants the job now, and its slot goes to another one
             await self._cleared(job, lease)
             raise
 

@@ -428,6 +428,12 @@ class Fleet:
         for lease in late_jobs:
             await self._drop(lease)
 
+    async def abandon(self, job_id: str) -> None:
+        """End a lasting lease of an earlier session, and its job, which nobody will ask for again. Idempotent."""
+        lease = self._left_over.pop(job_id, None)
+        if lease is not None:
+            await self._drop(lease)
+
     async def _drop(self, lease: Lease) -> None:
         """End a lease that nobody holds, and its job."""
         logger.warning("Job %s was taken up by nobody; its slot is given to others.", lease.job_id)

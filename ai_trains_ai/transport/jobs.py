@@ -38,6 +38,11 @@ def job_folder(root: str, job_id: str) -> str:
     return f"{root}/jobs/{job_id}/files"
 
 
+def beside(job_id: str) -> str:
+    """The id of what runs beside a job, and is removed with it."""
+    return f"{job_id}.beside"
+
+
 @frozen
 class HostJob:
     """A job's state. ``exit`` is its status once it has ended; ``silent`` are seconds since its last heartbeat, by the
@@ -147,9 +152,10 @@ class HostJobs:
         return self._transport.forward(port)
 
     async def remove(self, job_id: str) -> None:
-        """End a job, and remove its files. Idempotent."""
-        await self.cancel(job_id, 2)
-        await self._call("rm", "-rf", f"{self._root}/jobs/{_safe(job_id)}")
+        """End a job and what runs beside it, and remove their files. Idempotent."""
+        for name in (beside(job_id), job_id):
+            await self.cancel(name, 2)
+            await self._call("rm", "-rf", f"{self._root}/jobs/{_safe(name)}")
 
     async def wipe(self) -> None:
         """End every job and remove its files: the next lease finds nothing of the last. Idempotent.

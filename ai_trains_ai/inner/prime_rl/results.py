@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 GOOD_SHARE: Final = 0.5  # of a job's steps: weights of so many are worth more than another attempt after a hang
 PROCESSES: Final = (*rules.ALL, "env")
+FIELDS: Final = {
+    **dict.fromkeys(("phase", "deadline", "found", "detail", "gpu", "weights", "guarantee"), str),
+    "exits": dict,
+    "step": int,
+    "train_seconds": float,
+}
 GPU: Final = {"clean": "healthy"}  # the supervisor's word -> the rules'
 
 
@@ -65,10 +71,12 @@ def outcome(
 
 
 def _verdict(path: Path) -> dict[str, Any] | None:
+    """What the supervisor says, if it is what a supervisor says."""
     try:
         said = json.loads(path.read_bytes())
-        return said if isinstance(said, dict) else None
-    except (OSError, ValueError):
+        whole = all(isinstance(said[name], kind) for name, kind in FIELDS.items())
+        return said if whole and ".." not in Path(said["weights"]).parts else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -495,6 +495,14 @@ FOUND: Final = {
     "preflight": Rule(
         "pre-flight", "infrastructure", "another pod", f"The pre-flight's client failed. {_NOT_YOURS}", ()
     ),
+    "no-user": Rule(
+        "no-user",
+        "infrastructure",
+        "another pod",
+        f"Agent code can't have a user of its own on the machine. {_NOT_YOURS} The operator lets everybody run the "
+        "engine's interpreter and enters the machine as root, or trusts agent code (own_user=False).",
+        (),
+    ),
     "rollout-errors": _rule("rollout-errors"),
     "zero-signal": _rule("zero-signal"),
     "environment-memory": ENVIRONMENT_MEMORY,

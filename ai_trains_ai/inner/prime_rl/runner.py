@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +57,7 @@ MODELS: Final = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
 GPU_TYPES: Final = ("NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA L40S", "NVIDIA RTX 6000 Ada Generation")
 """Cards with 48 GB: the smallest on which all of a 1.7B model is trained beside its inference."""
 RETRIES: Final = 1  # of failures that are the engine's or the machine's
+BASE: Final = "base-model-"  # begins the names of machines that serve a base model
 HELD: Final = 1800.0  # seconds that the evaluation may hold a job's machine
 RESULT_BYTES: Final = 64 << 20
 
@@ -89,6 +92,7 @@ class PrimeRLRunner(InnerJobRunner):
         gpus: one, shared by trainer and inference, or two.
         minutes: a job's time to train.
         rollouts: that a job may sample at most.
+        own_user: refuse machines on which agent code can't run as a user of its own, where it could forge its result.
         preflight: let the environment and the base model show before the training that there is something to learn.
         engine: the folder of prime-rl's programs on the machines.
         models_folder: the folder of base models there, each below its hub name.
@@ -106,6 +110,7 @@ class PrimeRLRunner(InnerJobRunner):
         gpus: int = 1,
         minutes: float = 40.0,
         rollouts: int = 12_800,
+        own_user: bool = True,
         preflight: bool = True,
         engine: str = "/app/.venv/bin",
         models_folder: str = "/models",
@@ -118,11 +123,22 @@ class PrimeRLRunner(InnerJobRunner):
                 f"provider={provider!r} is no GPUProvider. Pass an instance, or let the experiment make it: "
                 'ata.job_runner("prime-rl", provider=…) takes a name or a class too.'
             )
-        if gpus not in (1, 2):
+        if isinstance(gpus, bool) or gpus not in (1, 2):
             raise ConfigurationError(f"A prime-rl job runs on one GPU or two, not {gpus!r}.")
         for name, number in (("minutes", minutes), ("rollouts", rollouts), ("poll", poll)):
-            if not isinstance(number, int | float) or not number > 0:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise ConfigurationError(f"{name} must be a positive number, not {number!r}.")
+        for name, given in (("models", models), ("gpu_types", gpu_types)):
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise ConfigurationError(f"{name} must be a list of names, not {given!r}.")
+        for name, place in (("engine", engine), ("models_folder", models_folder)):
+            if not isinstance(place, str) or not re.fullmatch(r"/[\w./-]+", place):
+                raise ConfigurationError(f"{name} must be an absolute path without blanks, not {place!r}.")
+        wrong = [port for port in ports if type(port) is not int or not 0 < port < 65_000]
+        if len(set(ports)) != 3 or wrong:
+            raise ConfigurationError(f"ports must be three different ports below 65000, not {ports!r}.")
+        if not isinstance(deadlines, Deadlines):
+            raise ConfigurationError(f"deadlines must be a Deadlines, not {deadlines!r}.")
         self.provider = provider
         self._shapes = {found.name: found for found in (m if isinstance(m, Shape) else shape(m) for m in models)}
         if not self._shapes:
@@ -138,6 +154,7 @@ class PrimeRLRunner(InnerJobRunner):
             profile(version),
             engine.rstrip("/"),
             models_folder.rstrip("/"),
+            own_user=own_user,
             preflight=preflight,
             deadlines=deadlines,
             ports=(ports[0], ports[1], ports[2]),
@@ -158,6 +175,10 @@ class PrimeRLRunner(InnerJobRunner):
         await self._fleet.start(self.request)
         self._folder = run.folder / "artifacts"
         self._hosted = HostedJobs(self._fleet, run.store, self._folder, run.clock, poll=self._poll)
+        for placed in run.store.placements():  # of a session that was killed while it served
+            if placed.state == "running" and placed.job_id.startswith(BASE):
+                await self._fleet.abandon(placed.job_id)
+                run.store.end_placement(evolve(placed, state="ended", why="its controller went"))
 
     def config_surface(self) -> ConfigSurface:
         return self._surface
@@ -374,7 +395,7 @@ class PrimeRLRunner(InnerJobRunner):
                 async with self._served(held, name, "", {}) as found:
                     yield found
             return
-        job = HostedJob(f"base-{name.rpartition('/')[2]}-{uuid.uuid4().hex[:8]}", {}, "true", 60.0, held=HELD)
+        job = HostedJob(f"{BASE}{uuid.uuid4().hex}", {}, "true", 60.0, held=HELD)
         async with self._hosted.holding(job) as held:
             if isinstance(held, Placement):
                 raise ProviderError(f"No machine could be had to serve {name}: {held.why}")
@@ -389,10 +410,8 @@ class PrimeRLRunner(InnerJobRunner):
         port = engine.ports[0] + SLOT_PORTS * held.lease.slot
         length = config.get("seq_len", MAX_SEQ_LEN)
         order = serve_order(engine, base, weights, config, port=port, max_model_len=length)
-        name = f"{held.placement.job_id}.serve-{uuid.uuid4().hex[:6]}"
         async with served(
             held,
-            name,
             {**library(), "serve.json": order},
             engine.command("server", "serve.json"),
             engine.deadlines.inference,
@@ -425,9 +444,10 @@ class _Live:
                 if event["writer"] == TRAINER and step > self._shown:
                     self._shown = step
                     for listener in tuple(self._running.listeners):
-                        listener(step, dict(known))
-            elif event.get("event") == "guarantee" and not event["own_user"]:
-                logger.warning("Job %s: agent code has no user of its own. %s", self._running.job.id, event["text"])
+                        try:
+                            listener(step, dict(known))
+                        except Exception:  # it is for display, and may not end a job
+                            logger.exception("A listener of job %s failed.", self._running.job.id)
             elif event.get("event") in ("phase", "guarantee", "preflight"):
                 logger.info("Job %s: %s", self._running.job.id, {k: v for k, v in event.items() if k != "time"})
         self._rest = self._rest[self._rest.rfind(b"\n") + 1 :]

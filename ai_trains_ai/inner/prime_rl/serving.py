@@ -35,7 +35,6 @@ STARTING: Final = 60.0  # seconds that a server may be late beyond its own deadl
 @contextlib.asynccontextmanager
 async def served(
     held: Held,
-    name: str,
     files: Mapping[str, bytes],
     command: str,
     seconds: float,
@@ -46,7 +45,6 @@ async def served(
 
     Args:
         held: the machine.
-        name: of the server among the machine's jobs.
         files: what it needs, ``serve.json`` among them.
         command: what starts it.
         seconds: until it is ready, at most.
@@ -59,8 +57,8 @@ async def served(
     pod = held.placement.marker
     try:
         try:
-            await held.start(name, files, command)
-            port = await asyncio.wait_for(_ready(held, name, poll), seconds + STARTING)
+            await held.start(files, command)
+            port = await asyncio.wait_for(_ready(held, poll), seconds + STARTING)
         except TimeoutError as error:
             raise ProviderError(f"The model server on pod {pod} says nothing.") from error
         except TransportError as error:
@@ -68,15 +66,15 @@ async def served(
         yield _Served(held, port, thinking)
     finally:
         with contextlib.suppress(Exception):  # the next job wipes the machine
-            await asyncio.wait_for(held.call(lambda host: host.remove(name)), 30.0)
+            await asyncio.wait_for(held.call(lambda host: host.remove(held.beside)), 30.0)
 
 
-async def _ready(held: Held, name: str, poll: float) -> int:
+async def _ready(held: Held, poll: float) -> int:
     """The port that the server listens on."""
     said = b""
 
     async def look(host: HostJobs) -> HostJob:
-        return await host.poll(name, len(said))
+        return await host.poll(held.beside, len(said))
 
     while True:
         state = await held.call(look)

@@ -13,10 +13,13 @@ from typing import Any, Final
 
 from attrs import asdict, frozen
 
+from ai_trains_ai.errors import ConfigurationError
 from ai_trains_ai.inner.prime_rl.compile import compile_job
 from ai_trains_ai.inner.prime_rl.memory import Machine, Shape, plan
 from ai_trains_ai.inner.prime_rl.profiles import Profile, Site
+from ai_trains_ai.inner.prime_rl.surface import KEYS
 from ai_trains_ai.records import TrainingJob
+from ai_trains_ai.workspace.names import check_path
 
 POD: Final = "ai_trains_ai.inner.prime_rl.pod"
 SANDBOX: Final = ("kernel", "seccomp")  # what the wall on the pod shares with the sandbox here
@@ -61,6 +64,7 @@ class Engine:
         bin: the folder of its programs.
         models: the folder of base models, each below its hub name.
         uid: whom the env server runs as, where the pod is entered as root.
+        own_user: whether a pod where that can't be is refused.
         preflight: play rollouts before the training, on the CPU and with the base model.
         deadlines: of the phases.
         ports: of the inference server, the env server and the rollout transport.
@@ -71,6 +75,7 @@ class Engine:
     bin: str = "/app/.venv/bin"
     models: str = "/models"
     uid: int = 64_001
+    own_user: bool = True
     preflight: bool = True
     deadlines: Deadlines = DEADLINES
     ports: tuple[int, int, int] = PORTS
@@ -99,9 +104,14 @@ def shipment(
     """Every file that a job needs in ``folder`` on its pod, by relative path.
 
     Raises:
+        WorkspaceError: a file of the job has a name that no workspace takes.
         ConfigurationError: the job does not fit on the machine, or its config is not one of the surface.
     """
     config, profile = job.config, engine.profile
+    for path in job.files:
+        check_path(path)
+    if missing := [key.path for key in KEYS if key.path not in config]:
+        raise ConfigurationError(f"The config of job {job.id} lacks {missing[0]!r}: give the resolved one.")
     fitting = plan(
         model,
         machine,
@@ -129,6 +139,7 @@ def shipment(
         },
         "preflight": {"rollouts": 8, "tasks": 16} if engine.preflight else {"rollouts": 0, "tasks": 0},
         "uid": engine.uid + slot if engine.uid else 0,  # what is left of a job is ended by its user
+        "own_user": engine.own_user,
         "deadlines": {**asdict(engine.deadlines), "train": job.limits.seconds},
         "poll": engine.poll,
     }

@@ -31,6 +31,7 @@ def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) ->
     defaults: dict[str, Any] = {
         "models": SHAPES,
         "gpu_types": ["NVIDIA A40"],
+        "own_user": False,  # the interpreter of the tests may be nobody else's to run
         "preflight": bool(said),
         "engine": str(programs),
         "models_folder": str(engine.models(folder / "models")),

@@ -255,7 +255,7 @@ time.sleep(600)
     child = host.start(wall, script)
     until(lambda: len(tree(child.pid)) >= 3 and len(host.log.read_text().split()) == 2)
     orphans = [int(line) for line in host.log.read_text().split()]
-    assert memory_of(child.pid) > 1 << 20
+    assert memory_of([child.pid]) > 1 << 20
     child.kill()
     assert child.poll() is not None
     assert [pid for pid in orphans if alive(pid)] == []

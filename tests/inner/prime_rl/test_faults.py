@@ -117,6 +117,13 @@ async def test_on_a_gpu_that_somebody_uses_nothing_is_started(run: RunContext, t
     assert (result.status, result.failure.code) == ("lost", "vllm-memory")
 
 
+async def test_agent_code_without_a_user_of_its_own_is_not_run(run: RunContext, tmp_path: Path) -> None:
+    await asyncio.to_thread(tmp_path.chmod, 0o700)  # nobody else can run the engine's interpreter
+    result = await preflown(run, tmp_path, FINE, own_user=True)
+    assert result.failure is not None
+    assert (result.status, result.failure.code) == ("lost", "no-user")
+
+
 async def test_on_ports_that_somebody_uses_nothing_is_started(run: RunContext, tmp_path: Path) -> None:
     ports = free_ports()
     with socket.create_server(("127.0.0.1", ports[2])):

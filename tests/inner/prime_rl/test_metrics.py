@@ -36,6 +36,9 @@ def test_a_row_of_the_orchestrator() -> None:
         b'{"loss/mean": 1}',
         b'{"step": 1, "eval/x": 1}',
         b'{"step": 1, "loss/mean": "1"}',
+        b'{"step": Infinity, "loss/mean": 1}',
+        b'{"step": 1, "loss/mean": 1' + b"0" * 400 + b"}",
+        b"[" * 100_000,
     ],
 )
 def test_anything_else_is_left_out(row: bytes) -> None:

@@ -44,7 +44,9 @@ def programs(folder: Path) -> Path:
 def supervised(tmp_path: Path, source: str) -> tuple[dict[str, Any], str]:
     """The verdict on a submission, and the env server's log."""
     chosen = profile(os.environ.get("AI_TRAINS_AI_PRIME_RL_VERSION", DEFAULT))
-    engine = Engine(chosen, str(programs(tmp_path / "bin")), str(tmp_path / "models"), poll=0.2, ports=free_ports())
+    engine = Engine(
+        chosen, str(programs(tmp_path / "bin")), str(tmp_path / "models"), own_user=False, poll=0.2, ports=free_ports()
+    )
     rows = tuple(json.dumps(row) for row in practice("chained-arithmetic", 2, 3, 32))
     submitted = evolve(job(config()), files={"environment.py": source.encode()}, rows=rows)
     folder = tmp_path / "files"

@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from fakes import engine
 from fakes.sshd import QUICK, SSHD, Server
+from inner.prime_rl.jobs import free_ports
 from inner.prime_rl.standing import SHAPES, job, runner, with_limit
 
 from ai_trains_ai.errors import ConfigurationError, JobError, ProviderError, UnknownName
@@ -180,6 +181,42 @@ async def test_a_restarted_controller_goes_on_with_a_job(run: RunContext, tmp_pa
             assert again.store.placement("job.2") is None
 
 
+async def test_a_restarted_controller_serves_again_what_was_served(run: RunContext, tmp_path: Path) -> None:
+    ports = free_ports()
+    made = runner(tmp_path, ports=ports)
+    await made.start(run)
+    run.store.save_intent(_episode(), job(), JobHandle("job"))
+    await finished(made, job())
+    serving = asyncio.Event()
+
+    async def serve(what: BaseModel | JobHandle) -> None:
+        async with made.serve(what) as served:
+            await served.sample(["x"], GREEDY)
+            serving.set()
+            await asyncio.sleep(600)
+
+    tasks = [asyncio.ensure_future(serve(what)) for what in (JobHandle("job"), BASE)]
+    await asyncio.wait_for(serving.wait(), 60)
+    await _die(made, run, *tasks)
+    with run_context(tmp_path / "run") as again:
+        async with started(again, tmp_path, provider=made.provider, ports=ports) as second:
+            assert await second.attach(JobHandle("job")) is not None
+            await asyncio.wait_for(second.wait(JobHandle("job")), 60)
+            async with second.serve(JobHandle("job")) as trained:
+                assert len(await trained.sample(["x"], GREEDY)) == 1
+            # the slot on which the base model was served is free again
+            assert (await finished(second, job("other"))).status == "succeeded"
+
+
+async def test_a_listener_that_raises_harms_no_job(run: RunContext, tmp_path: Path) -> None:
+    def listener(step: int, metrics: object) -> None:
+        raise RuntimeError("a notebook's")
+
+    async with started(run, tmp_path) as made:
+        handle = await made.submit(job())
+        assert (await made.wait(handle, listener)).status == "succeeded"
+
+
 async def test_a_job_that_is_nowhere_can_not_be_attached(run: RunContext, tmp_path: Path) -> None:
     async with started(run, tmp_path) as made:
         assert await made.attach(JobHandle("never")) is None
@@ -264,10 +301,29 @@ class TestArguments:
         with pytest.raises(UnknownName, match="NVIDIA A40"):
             PrimeRLRunner(gpu_types=["A40"])
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("ports", (8000, 8000, 8001)),
+            ("ports", "abc"),
+            ("ports", (1, 2)),
+            ("engine", "relative/bin"),
+            ("engine", None),
+            ("models_folder", "/a b"),
+            ("models", "Qwen/Qwen3-0.6B"),
+            ("minutes", float("inf")),
+            ("gpus", True),
+            ("deadlines", {}),
+        ],
+    )
+    def test_what_can_not_be_is_refused_by_name(self, name: str, value: object) -> None:
+        with pytest.raises(ConfigurationError, match="GPU" if name == "gpus" else name):
+            PrimeRLRunner(**{name: value})
+
     def test_numbers_must_make_sense(self) -> None:
         with pytest.raises(ConfigurationError, match="one GPU or two"):
             PrimeRLRunner(gpus=3)
-        with pytest.raises(ConfigurationError, match="positive"):
+        with pytest.raises(ConfigurationError, match="positive number"):
             PrimeRLRunner(minutes=0)
         with pytest.raises(ConfigurationError, match="rollouts must be a positive number"):
             PrimeRLRunner(rollouts="many")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 from inner.prime_rl.jobs import A40, SMALL, TWO_A5000, config, job, read
 
-from ai_trains_ai.errors import ConfigurationError
+from ai_trains_ai.errors import ConfigurationError, WorkspaceError
 from ai_trains_ai.inner.prime_rl.memory import SHAPES, Machine
 from ai_trains_ai.inner.prime_rl.profiles import PROFILES, profile
 from ai_trains_ai.inner.prime_rl.shipment import Deadlines, Engine, library, modules, serve_order, shipment
@@ -70,6 +70,16 @@ def test_all_deadlines_together_bound_the_job() -> None:
 def test_a_job_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(ConfigurationError, match="GiB"):
         shipment(JOB, ENGINE, Machine("NVIDIA GeForce RTX 4090", 1), SHAPES["Qwen/Qwen3-4B"], FOLDER)
+
+
+def test_a_file_that_leads_out_of_the_submission_is_refused() -> None:
+    with pytest.raises(WorkspaceError):
+        shipment(evolve(JOB, files={"../order.json": b"mine"}), ENGINE, A40, SMALL, FOLDER)
+
+
+def test_a_config_that_is_not_resolved_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_steps"):
+        shipment(evolve(JOB, config={}), ENGINE, A40, SMALL, FOLDER)
 
 
 def test_two_gpus_are_told_to_the_supervisor() -> None:

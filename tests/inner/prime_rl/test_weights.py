@@ -42,27 +42,31 @@ def complete(run: Path, *folders: str) -> None:
 class TestNewest:
     def test_it_is_the_highest_step_by_number(self, job: Path) -> None:
         complete(job, "weights/step_9", "weights/step_10", "run_default/broadcasts/step_8")
-        assert weights.newest(job, LAYOUT, "STABLE") == (10, job / "weights/step_10")
+        assert weights.newest(job, LAYOUT, "STABLE", 10) == (10, job / "weights/step_10")
 
     def test_of_one_step_the_final_weights_are_preferred(self, job: Path) -> None:
         complete(job, "weights/step_4", "run_default/broadcasts/step_4")
-        assert weights.newest(job, LAYOUT, "STABLE") == (4, job / "weights/step_4")
+        assert weights.newest(job, LAYOUT, "STABLE", 10) == (4, job / "weights/step_4")
 
     def test_a_newer_broadcast_saves_a_job_that_was_ended_early(self, job: Path) -> None:
         complete(job, "weights/step_4", "run_default/broadcasts/step_7")
-        assert weights.newest(job, LAYOUT, "STABLE") == (7, job / "run_default/broadcasts/step_7")
+        assert weights.newest(job, LAYOUT, "STABLE", 10) == (7, job / "run_default/broadcasts/step_7")
 
     def test_a_folder_without_its_marker_is_not_complete(self, job: Path) -> None:
         complete(job, "weights/step_4")
         (job / "weights/step_5").mkdir()
-        assert weights.newest(job, LAYOUT, "STABLE") == (4, job / "weights/step_4")
+        assert weights.newest(job, LAYOUT, "STABLE", 10) == (4, job / "weights/step_4")
 
     def test_step_0_and_other_names_are_no_trained_weights(self, job: Path) -> None:
         complete(job, "run_default/broadcasts/step_0", "weights/step_", "weights/step_3x", "weights/latest")
-        assert weights.newest(job, LAYOUT, "STABLE") is None
+        assert weights.newest(job, LAYOUT, "STABLE", 10) is None
+
+    def test_a_step_that_the_job_does_not_have_is_none_of_it(self, job: Path) -> None:
+        complete(job, "weights/step_9", "weights/step_999999999")
+        assert weights.newest(job, LAYOUT, "STABLE", 10) == (9, job / "weights/step_9")
 
     def test_there_may_be_nothing(self, job: Path) -> None:
-        assert weights.newest(job, LAYOUT, "STABLE") is None
+        assert weights.newest(job, LAYOUT, "STABLE", 10) is None
 
 
 class TestCheck:
@@ -129,8 +133,10 @@ class TestCheck:
             lambda data: struct.pack("<Q", 1 << 40) + data[8:],
             lambda data: struct.pack("<Q", 8) + b"not json" + data,
             lambda data: data[:-1],
+            lambda data: struct.pack("<Q", 2) + b"[]",
+            lambda data: struct.pack("<Q", 200_000) + b"[" * 200_000,
         ],
-        ids=["short", "huge header", "no header", "cut"],
+        ids=["short", "huge header", "no header", "cut", "no table", "deep"],
     )
     def test_a_ruined_file_is_refused(self, base: Path, job: Path, ruin: Callable[[bytes], bytes]) -> None:
         path = write(job / "model.safetensors", TRAINED)

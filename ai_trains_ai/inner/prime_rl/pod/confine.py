@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -104,10 +104,10 @@ class Confined:
                 process.wait()
 
 
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process and all that descend from it."""
+def memory_of(pids: Iterable[int]) -> int:
+    """Resident bytes of processes; those that are gone count nothing."""
     pages = 0
-    for member in tree(pid):
+    for member in pids:
         with contextlib.suppress(OSError, ValueError):
             pages += int(Path(f"/proc/{member}/statm").read_text().split()[1])
     return pages * resource.getpagesize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,11 @@ def progress(line: bytes) -> tuple[str, int, dict[str, float]] | None:
     try:
         row: dict[str, Any] = json.loads(line)
         step = int(row["step"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     for writer, names in NAMES.items():
         values = {ours: row[theirs] for theirs, ours in names.items() if isinstance(row.get(theirs), int | float)}
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        finite = {name: float(value) for name, value in values.items() if abs(value) < 1e300}  # NaN isn't
         if finite:
             return writer, step, finite
     return None

@@ -104,7 +104,11 @@ class Supervisor:
         self._gone = False
         devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(order["gpus"])))
         self._devices = devices.split(",")[: order["gpus"]]
-        self._private = Path(tempfile.mkdtemp(prefix="ata-env-"))  # what the environment sees of the job
+        name = f"ata-env-{self._site['env_port']}-"
+        for stale in Path(tempfile.gettempdir()).glob(f"{name}*"):  # of a job here whose supervisor was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        self._private = Path(tempfile.mkdtemp(prefix=name))  # what the environment sees of the job
+        folder.chmod(0o700)  # and nothing else
 
     def run(self) -> Verdict:
         """The job from its start to its verdict; nothing of it is left running."""
@@ -119,7 +123,6 @@ class Supervisor:
             pass
         finally:
             self._end_all()
-            shutil.rmtree(self._private, ignore_errors=True)
         self._collect()
         return self._verdict
 
@@ -169,11 +172,14 @@ class Supervisor:
         if not self._verdict.guarantee:
             self._wall = probe(f"{self._bin}/python", self._order["uid"])
             self._verdict.guarantee = self._wall.text()
-            self._say("guarantee", text=self._verdict.guarantee, own_user=bool(self._wall.uid))
+            self._say("guarantee", text=self._verdict.guarantee)
+            if self._order["own_user"] and not self._wall.uid:
+                raise self._over(found="no-user", detail=self._verdict.guarantee)
             self._share()
         mine = {
             "PYTHONPATH": str(self._private / "modules"),
-            "HOME": str(self._private / "home"),
+            # a private /tmp is bounded as a whole
+            "HOME": "/tmp" if self._wall.private_files else str(self._private / "home"),
             "ATA_SUBMISSION": str(self._private / "submission"),
         }
         self._processes["env"] = start(
@@ -271,10 +277,11 @@ class Supervisor:
 
     def _look_at_environment(self, now: float) -> bool:
         """Whether a worker is gone: its rollouts hang, and nobody replaces it. What comes and goes is no worker."""
-        pid = self._processes["env"].pid
-        if memory_of(pid) > ENVIRONMENT_BYTES:
+        engine = {pid for name, process in self._processes.items() if name != "env" for pid in tree(process.pid)}
+        family = set(tree(os.getpid())) - engine - {os.getpid()}  # with its orphans, which are ours now
+        if memory_of(family) > ENVIRONMENT_BYTES:
             raise self._over(found="environment-memory", detail=f"more than {ENVIRONMENT_BYTES >> 30} GiB")
-        there = {member for member in tree(pid) if alive(member)}
+        there = {member for member in family if alive(member)}
         for member in there:
             self._workers.setdefault(member, now)
         for member in self._workers.keys() - there:
@@ -315,6 +322,7 @@ class Supervisor:
         for name in ("env", *(name for name in list(self._processes) if name != "env")):
             self._end(name)
         self._end_strays()
+        shutil.rmtree(self._private, ignore_errors=True)
         if self._verdict.gpu == "clean":
             self._verdict.gpu = self._gpu_state()
 
@@ -476,7 +484,8 @@ class Supervisor:
     def _take_weights(self, whole: bool) -> None:
         verdict, layout = self._verdict, self._layout
         names = ("weights", "broadcasts")
-        found = weights.newest(self._run, {name: layout[name] for name in names}, layout["marker"])
+        templates = {name: layout[name] for name in names}
+        found = weights.newest(self._run, templates, layout["marker"], self._order["max_steps"])
         if found is None:
             if whole and verdict.salvaged:
                 verdict.found, verdict.detail = "over-time", "no step was complete when the time was over"

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ class Tensor:
     size: int
 
 
-def newest(folder: Path, templates: Mapping[str, str], marker: str) -> tuple[int, Path] | None:
+def newest(folder: Path, templates: Mapping[str, str], marker: str, last: int) -> tuple[int, Path] | None:
     """Step and folder of the newest complete weights below ``folder``; those of step 0 are untrained.
+
+    ``last`` is the job's last step.
 
     ``templates`` are folders with ``{step}`` in their name, the preferred one first.
     """
@@ -44,7 +47,7 @@ def newest(folder: Path, templates: Mapping[str, str], marker: str) -> tuple[int
         pattern = re.compile(re.escape(name).replace(r"\{step\}", r"(\d{1,9})"))
         for path in (folder / parent).glob("*"):
             match = pattern.fullmatch(path.name)
-            if match and int(match.group(1)) > 0 and (path / marker).is_file():
+            if match and 0 < int(match.group(1)) <= last and (path / marker).is_file():
                 found[int(match.group(1))] = path
     return max(found.items()) if found else None
 
@@ -75,14 +78,16 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
             raise ValueError(f"{path.name} is no safetensors file")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
-            raise ValueError(f"{path.name} has no readable header") from None
+        except (ValueError, RecursionError):
+            header = None
+        if not isinstance(header, dict):
+            raise ValueError(f"{path.name} has no readable header")
     for name, about in header.items():
         if name == "__metadata__":
             continue
         try:
-            begin, end = about["data_offsets"]
-            tensor = Tensor(about["dtype"], tuple(about["shape"]), path, 8 + length + begin, end - begin)
+            begin, end = map(index, about["data_offsets"])
+            tensor = Tensor(about["dtype"], tuple(map(index, about["shape"])), path, 8 + length + begin, end - begin)
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"tensor {name[:80]!r} is not described") from None
         if begin < 0 or end < begin or 8 + length + end > total:
@@ -190,7 +195,7 @@ def lay_out(target: Path, weights: Path | None, base: Path, adapter: Mapping[str
         (place / "adapter_config.json").write_text(json.dumps(adapter))
     for path in weights.glob("*.safetensors"):
         (place / path.name).symlink_to(path.resolve())
-    index = weights / "model.safetensors.index.json"
-    if adapter is None and index.is_file():
+    listed = weights / "model.safetensors.index.json"
+    if adapter is None and listed.is_file():
         files = {name: tensor.path.name for name, tensor in tensors(weights).items()}  # never the job's own index
-        (place / index.name).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        (place / listed.name).write_text(json.dumps({"metadata": {}, "weight_map": files}))

@@ -144,5 +144,9 @@ class BudgetExceeded(AiTrainsAiError):
     """A spend would pass the budget. Nothing was started."""
 
 
+class RunUnhealthy(AiTrainsAiError):
+    """A metric of the outer training crossed the threshold at which the run ends. What was done is kept."""
+
+
 class RunInterrupted(AiTrainsAiError):
     """The run was stopped by the user and drained. The message says how to go on."""

@@ -48,6 +48,29 @@ class StepStarted(Event):
 
 
 @frozen
+class HealthWarning(Event):
+    """A metric of a step is beyond its threshold; ``text`` says what that means and what helps."""
+
+    step: int
+    text: str
+
+
+@frozen
+class Stalled(Event):
+    """Nothing has happened for long; ``text`` says what the run waits for."""
+
+    text: str
+
+
+@frozen
+class ProbeFinished(Event):
+    """Held-out tasks under the policy as it was after ``step`` updates."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@frozen
 class EpisodeStarted(Event):
     episode_id: str
     task_id: str

@@ -267,7 +267,8 @@ class Experiment:
 
         settings, (_, tasks, held_out) = self.settings, self._families()
         ahead = max(0, steps - done)
-        probes = len(held_out) * (1 if done else 2) if settings.probe_episodes else 0
+        between = len(range(done, steps, settings.probe_every)) - 1 if settings.probe_every else 0
+        probes = len(held_out) * (between + (1 if done else 2)) if settings.probe_episodes else 0
         groups = ahead * settings.groups_per_step
         going = settings.groups_per_step + (settings.max_staleness > 0)
         return Plan(

@@ -334,7 +334,7 @@ def _dearest(row: tuple[str, float]) -> tuple[float, str]:
 def _in_time(row: tuple[str, float]) -> tuple[int, int, str]:
     """Steps in their order, between the probes; then what belongs to none."""
     first, _, number = row[0].partition(" ")
-    phases = ("probe-before", "step", "probe-after")
+    phases = ("probe-before", "step", "probe", "probe-after")
     return phases.index(first) if first in phases else len(phases), int(number) if number.isdigit() else 0, row[0]
 
 

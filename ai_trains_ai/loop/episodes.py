@@ -29,6 +29,7 @@ from ai_trains_ai.events import (
 from ai_trains_ai.interfaces import Policy, RunContext, Sandbox
 from ai_trains_ai.loop.groups import PlannedGroup
 from ai_trains_ai.loop.settings import LoopSettings, Parts
+from ai_trains_ai.loop.watchdog import Watchdog
 from ai_trains_ai.records import (
     Baseline,
     Episode,
@@ -57,9 +58,16 @@ class Episodes:
     """Plays episodes of a run. Everything that took time is stored the moment it is done."""
 
     def __init__(
-        self, parts: Parts, settings: LoopSettings, run: RunContext, validator: Validator, evaluation: HiddenEvaluation
+        self,
+        parts: Parts,
+        settings: LoopSettings,
+        run: RunContext,
+        validator: Validator,
+        evaluation: HiddenEvaluation,
+        watchdog: Watchdog,
     ) -> None:
         self._parts, self._settings, self._run = parts, settings, run
+        self._waiting = watchdog.waiting
         self._validator, self._evaluation = validator, evaluation
         self._gate = asyncio.Semaphore(usable_cores())  # sandboxed runs of agents; more at once only slows each
 
@@ -70,7 +78,8 @@ class Episodes:
             self._run.store.save_evaluation("baseline", baseline.evaluation)
             self._run.emit(BaselineMeasured(baseline, time=self._run.clock()))
 
-        return await self._evaluation.baselines(task, self._parts.runner, keep)
+        with self._waiting("baselines", task.id):
+            return await self._evaluation.baselines(task, self._parts.runner, keep)
 
     async def play(self, group: PlannedGroup, index: int, policy: Policy) -> Episode:
         """A new episode under ``policy``."""
@@ -79,7 +88,8 @@ class Episodes:
         run.store.forget_submissions(episode_id)  # of a session that was killed in the middle of it
         run.emit(EpisodeStarted(episode_id, task.id, policy.version, time=begin))
         try:
-            rollout = await self._converse(episode_id, task, policy)
+            with self._waiting("the agent's conversation", episode_id):
+                rollout = await self._converse(episode_id, task, policy)
             baselines = await self.baselines(task)
         except INFRASTRUCTURE as error:
             blank = Episode(episode_id, group.id, task.id, index, "infrastructure", "", (), (), (), 0, None)
@@ -107,16 +117,21 @@ class Episodes:
         shown = await self.baselines(task) if settings.show_baselines else None
 
         async def validate(submission: Submission) -> ValidationReport:
-            async with self._gate:
-                try:
-                    report = await self._validator.validate(submission, task, parts.families[task.family])
-                except SandboxError as error:
-                    logger.warning("Validation of %s is tried once more: %s", episode_id, error)
-                    report = await self._validator.validate(submission, task, parts.families[task.family])
+            with self._waiting("validation", episode_id):
+                async with self._gate:
+                    report = await checked(submission)
             self._run.store.save_submission(submission, report)
             event = SubmissionValidated(episode_id, submission.attempt, report, time=self._run.clock())
             self._run.emit(event)
             return report
+
+        async def checked(submission: Submission) -> ValidationReport:
+            family = parts.families[task.family]
+            try:
+                return await self._validator.validate(submission, task, family)
+            except SandboxError as error:
+                logger.warning("Validation of %s is tried once more: %s", episode_id, error)
+                return await self._validator.validate(submission, task, family)
 
         return await play(
             episode_id,
@@ -171,7 +186,8 @@ class Episodes:
             if result is None or (result.status == "succeeded" and evaluation is None):
                 result, handle = await self._run_job(episode, job, handle)
             if result.status == "succeeded" and evaluation is None:
-                evaluation = await self._evaluation.trained(task, runner, handle, job.base_model)
+                with self._waiting("the hidden evaluation", episode.id):
+                    evaluation = await self._evaluation.trained(task, runner, handle, job.base_model)
                 run.store.save_evaluation("job", evaluation, job.id)
                 run.emit(Evaluated(evaluation, job.id, time=run.clock()))
             paid = self._paid(episode, task, job, result, evaluation, await self.baselines(task))
@@ -187,9 +203,10 @@ class Episodes:
         handle = await runner.attach(handle) or await runner.submit(job)
         run.store.save_handle(handle)
         run.emit(JobStarted(job.id, episode.id, job.base_model, time=run.clock()))
-        result = await runner.wait(
-            handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics, time=run.clock()))
-        )
+        with self._waiting("the end of its job", episode.id):
+            result = await runner.wait(
+                handle, lambda step, metrics: run.emit(JobProgress(job.id, step, metrics, time=run.clock()))
+            )
         result = self._parts.hooks.classify_failure(job, result)
         run.store.save_result(result)
         run.emit(JobFinished(result, time=run.clock()))

@@ -12,7 +12,7 @@ from ai_trains_ai.records import Episode, EpisodeGroup, Task, mean_and_stderr
 
 @frozen
 class PlannedGroup:
-    """A group before it is sampled. ``phase`` is "train", "probe-before" or "probe-after"."""
+    """A group before it is sampled. ``phase`` is "train", "probe-before", "probe" or "probe-after"."""
 
     id: str
     phase: str

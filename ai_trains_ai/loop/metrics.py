@@ -20,6 +20,7 @@ def episode_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
     metrics: dict[str, float] = {
         "episodes": len(episodes),
         "masked": len(episodes) - len(paid),
+        "masked_share": (len(episodes) - len(paid)) / max(1, len(episodes)),
         "reward/mean": mean([e.reward.total for e in paid if e.reward]),
         "reward/max": max((e.reward.total for e in paid if e.reward), default=0.0),
         "valid/any": len(valid) / max(1, len(paid)),
@@ -29,6 +30,13 @@ def episode_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
     }
     for name in sorted({name for e in paid if e.reward for name in e.reward.components}):
         metrics[f"reward/{name}"] = mean([e.reward.components.get(name, 0.0) for e in paid if e.reward])
+    calls = [call for e in paid for m in e.messages if m.turn is not None for call in m.turn.calls]
+    broken = Counter(
+        (call.error.partition(": ")[0] or "?") if ": " in call.error else "malformed" for call in calls if call.error
+    )
+    metrics["parse_failures"] = sum(broken.values()) / max(1, len(calls))
+    for kind, count in broken.items():
+        metrics[f"parse_failures/{kind}"] = count / len(calls)
     metrics["valid/post"] = mean([e.post or 0.0 for e in valid])
     metrics["valid/uplift"] = mean([max(0.0, e.uplift or 0.0) for e in valid])
     for model, count in Counter(e.base_model for e in valid).items():
@@ -52,10 +60,12 @@ def step_metrics(
     episodes = [episode for group in groups for episode in group.episodes]
     metrics = episode_metrics(episodes, "outer")
     ages = [version_before - version for e in episodes for version in e.policy_versions[:1]]
+    breaks = sum(max(0, len(e.segments) - 1) for e in episodes)
     metrics |= {
         "outer/staleness/mean": mean(ages),
         "outer/staleness/max": float(max(ages, default=0)),
-        "outer/segment_breaks": float(sum(max(0, len(e.segments) - 1) for e in episodes)),
+        "outer/segment_breaks": float(breaks),
+        "outer/segment_breaks_per_episode": breaks / max(1, len(episodes)),
         "outer/groups": float(len(groups)),
         "outer/groups_degenerate": float(sum(group.degenerate for group in groups)),
         "outer/version": float(train.version),

@@ -8,14 +8,27 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
+from attrs import evolve
+
 from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PolicyError, RunInterrupted, SandboxError
 from ai_trains_ai.evaluation import HiddenEvaluation
-from ai_trains_ai.events import CheckpointSaved, RunFinished, RunStarted, RunStopped, StepFinished, StepStarted
+from ai_trains_ai.events import (
+    CheckpointSaved,
+    HealthWarning,
+    ProbeFinished,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepFinished,
+    StepStarted,
+)
 from ai_trains_ai.interfaces import OuterTrainer, Policy, RunContext
 from ai_trains_ai.loop.episodes import Episodes
 from ai_trains_ai.loop.groups import PlannedGroup, enough, planned, probe, with_advantages
+from ai_trains_ai.loop.health import Health
 from ai_trains_ai.loop.metrics import episode_metrics, step_metrics
 from ai_trains_ai.loop.settings import LoopSettings, Parts
+from ai_trains_ai.loop.watchdog import Watchdog
 from ai_trains_ai.records import Checkpoint, Episode, EpisodeGroup, TrainStep
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.validation import Validator
@@ -41,7 +54,10 @@ class OuterLoop:
         make_validator: Callable[[], Validator],
         evaluation: HiddenEvaluation,
     ) -> None:
-        self._parts, self._settings, self._run = parts, settings, run
+        self._watchdog = Watchdog(run.clock, run.emit, settings.stall_seconds)
+        self._parts, self._settings, self._run = parts, settings, evolve(run, emit=self._watchdog.emit)
+        self._health = Health(settings.health)
+        self._probed: dict[str, float] = {}  # what a probe found since the last step
         self._make_validator, self._evaluation = make_validator, evaluation
         evaluation.restore(run.store.baselines())
         self._trained = len(run.store.steps())
@@ -60,7 +76,7 @@ class OuterLoop:
 
     async def run(self, steps: int) -> None:
         """Train until ``steps`` updates are done. Raises `RunInterrupted` after `stop`."""
-        begin = self._run.clock()
+        begin, self._steps = self._run.clock(), steps
         try:
             async with self._started():
                 await self._probe("probe-before", 0)
@@ -91,6 +107,8 @@ class OuterLoop:
         resumed = bool(self._trained or self._finished)
         failed = True
         async with contextlib.AsyncExitStack() as stack:
+            watching = asyncio.create_task(self._watchdog.run())
+            stack.callback(watching.cancel)
             stack.push_async_callback(parts.sandbox.close)
             await parts.sandbox.start()
             stack.push_async_callback(parts.outer.close)
@@ -98,7 +116,7 @@ class OuterLoop:
             await parts.runner.start(run)
             await parts.outer.start(run, checkpoints[-1] if checkpoints else None)
             validator = self._make_validator()
-            self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation)
+            self._episodes = Episodes(parts, self._settings, run, validator, self._evaluation, self._watchdog)
             names, isolation = tuple(parts.hooks.labels), parts.sandbox.guarantees.text()
             folder = str(run.folder)
             run.emit(RunStarted(run.folder.name, isolation, resumed, names, folder, time=run.clock()))
@@ -127,22 +145,39 @@ class OuterLoop:
             tasks = [group.create_task(one(index)) for index in range(plan.size)]
         return plan, [task.result() for task in tasks]
 
-    async def _probe(self, phase: str, step: int) -> None:
+    async def _probe(self, phase: str, step: int) -> dict[str, float]:
         """Held-out tasks under the policy as it is; never trained on."""
         if phase == "probe-before" and self._trained:
-            return
+            return {}
         plans = (
             probe(phase, step, self._parts.held_out, self._settings.probe_episodes)
             if self._settings.probe_episodes
             else ()
         )
         if not plans:
-            return
+            return {}
         self._check_stop()
         async with asyncio.TaskGroup() as group:
             played = [group.create_task(self._play_group(plan)) for plan in plans]
         episodes = [episode for task in played for episode in task.result()[1]]
-        self._run.store.set_meta(**{phase: episode_metrics(episodes, phase)})
+        metrics = episode_metrics(episodes, "held_out")
+        self._run.store.set_meta(**{_probe_name(phase, step): metrics})
+        self._run.emit(ProbeFinished(step, metrics, time=self._run.clock()))
+        return metrics
+
+    def _probe_when_due(self, group: asyncio.TaskGroup) -> None:
+        """Play the held-out tasks beside the training, from the version of now."""
+        step, every = self._trained, self._settings.probe_every
+        if not every or not step or step % every or step == self._steps:
+            return
+        if self._run.store.meta(_probe_name("probe", step)) is not None:
+            return
+
+        async def play() -> None:
+            metrics = await self._probe("probe", step)
+            self._probed |= {**metrics, "held_out/step": float(step)}
+
+        group.create_task(play())
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -150,7 +185,8 @@ class OuterLoop:
         started: asyncio.Queue[StartedStep | None] = asyncio.Queue()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._produce(steps, started, group))
-            group.create_task(self._consume(started))
+            group.create_task(self._consume(started, group))
+            self._probe_when_due(group)
         if self._trained < steps:
             self._check_stop()
 
@@ -188,7 +224,7 @@ class OuterLoop:
         await self._notify()
         return played
 
-    async def _consume(self, started: asyncio.Queue[StartedStep | None]) -> None:
+    async def _consume(self, started: asyncio.Queue[StartedStep | None], group: asyncio.TaskGroup) -> None:
         """Train on each step's groups when all of them are complete."""
         begin = self._run.clock()
         while (item := await started.get()) is not None:
@@ -205,7 +241,9 @@ class OuterLoop:
             train, checkpoint = await self._update(step, groups, version)
             now = self._run.clock()
             results = {result.job_id: result for result in self._run.store.results()}
-            metrics = step_metrics(groups, train, version, results, now - begin)
+            metrics = step_metrics(groups, train, version, results, now - begin) | self._probed
+            metrics |= self._health.derived(metrics)
+            self._probed = {}
             self._run.store.save_step(step, train, checkpoint, now - begin, metrics)
             begin = now
             self._trained = step + 1
@@ -213,6 +251,10 @@ class OuterLoop:
             self._run.emit(StepFinished(step, train, metrics, time=now))
             for tracker in self._parts.trackers:
                 tracker.log(step, metrics)
+            for text in self._health.check(step, metrics):
+                logger.warning(text)
+                self._run.emit(HealthWarning(step, text, time=self._run.clock()))
+            self._probe_when_due(group)
             await self._notify()
 
     async def _update(self, step: int, groups: Sequence[EpisodeGroup], version: int) -> tuple[TrainStep, Checkpoint]:
@@ -220,12 +262,14 @@ class OuterLoop:
         if not isinstance(outer, OuterTrainer):
             return TrainStep(version, {}), Checkpoint(f"step-{step:04d}", "", version)
         try:
-            train = await outer.train_step(groups)
+            with self._watchdog.waiting("the update of the outer policy", f"step {step}"):
+                train = await outer.train_step(groups)
         except PolicyError as error:
             # the policy is unchanged; trying the same batch again would fail again
             logger.warning("Step %d teaches nothing: %s", step, error)
             train = TrainStep(version, {"outer/skipped": 1.0})
-        return train, await outer.save(f"step-{step:04d}")
+        with self._watchdog.waiting("the outer checkpoint", f"step {step}"):
+            return train, await outer.save(f"step-{step:04d}")
 
     def _check_infrastructure(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """Masking single episodes is fine; going on when no group can train would only burn money."""
@@ -254,6 +298,11 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _probe_name(phase: str, step: int) -> str:
+    """What a probe's metrics are kept under; of those in between there are several."""
+    return f"{phase}-{step:04d}" if phase == "probe" else phase
 
 
 def _by_group(episodes: Sequence[Episode]) -> dict[str, dict[int, Episode]]:

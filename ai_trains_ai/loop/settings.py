@@ -16,8 +16,11 @@ from ai_trains_ai.interfaces import (
     TaskFamily,
     Tracker,
 )
+from ai_trains_ai.loop.health import Health
 from ai_trains_ai.plugins import Hooks
 from ai_trains_ai.records import SamplingParams, Task
+
+_NOT_WHOLE = ("normalize_std", "show_baselines", "min_share", "stall_seconds", "health")
 
 
 @frozen
@@ -34,7 +37,10 @@ class LoopSettings:
         show_baselines: tell the agent the scores of the untrained base models.
         eval_items: hidden items per evaluation.
         eval_tokens: longest reply in an evaluation; the default suits the tiny models, which answer and stop.
-        probe_episodes: episodes on each held-out task before the first step and after the last.
+        probe_episodes: episodes on each held-out task before the first step, after the last, and in between.
+        probe_every: updates between probes of the held-out tasks; 0: only before and after.
+        health: thresholds of a step's metrics over `loop.health.THRESHOLDS`: ``{metric: {"warn": …, "stop": …}}``.
+        stall_seconds: seconds without any event after which the run says what it waits for.
         max_tokens: longest assistant turn, in tokens.
         attempts: submissions that an episode may make.
         seed: of everything random in the run but the hidden items.
@@ -49,14 +55,17 @@ class LoopSettings:
     eval_items: int = 256
     eval_tokens: int = 12
     probe_episodes: int = 24
+    probe_every: int = 0
     max_tokens: int = 256
     attempts: int = 3
     seed: int = 0
+    stall_seconds: float = 1_800.0
+    health: Mapping[str, Mapping[str, float]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         for name, value in asdict(self).items():
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if name not in ("normalize_std", "show_baselines", "min_share") and not whole:
+            if name not in _NOT_WHOLE and not whole:
                 raise ConfigurationError(f"{name} must be a whole number, not {value!r}.")
         if not isinstance(self.min_share, int | float):
             raise ConfigurationError(f"min_share must be a number in (0, 1], not {self.min_share!r}.")
@@ -67,6 +76,7 @@ class LoopSettings:
             ("eval_items", 2),
             ("eval_tokens", 1),
             ("probe_episodes", 0),
+            ("probe_every", 0),
             ("max_tokens", 1),
             ("attempts", 1),
         ):
@@ -74,6 +84,9 @@ class LoopSettings:
                 raise ConfigurationError(f"{name} must be at least {least}, not {getattr(self, name)}.")
         if not 0 < self.min_share <= 1:
             raise ConfigurationError(f"min_share must be in (0, 1], not {self.min_share}.")
+        if not isinstance(self.stall_seconds, int | float) or not self.stall_seconds > 0:
+            raise ConfigurationError(f"stall_seconds must be above 0, not {self.stall_seconds!r}.")
+        Health(self.health)  # a misspelt metric fails here, not after the first step
 
     @property
     def params(self) -> SamplingParams:

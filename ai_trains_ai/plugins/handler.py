@@ -90,6 +90,15 @@ class EventHandler:
     def on_checkpoint_saved(self, event: events.CheckpointSaved) -> None:
         """The outer policy was saved."""
 
+    def on_health_warning(self, event: events.HealthWarning) -> None:
+        """A metric of a step is beyond its threshold."""
+
+    def on_stalled(self, event: events.Stalled) -> None:
+        """Nothing has happened for long."""
+
+    def on_probe_finished(self, event: events.ProbeFinished) -> None:
+        """Held-out tasks were played in between, or before or after."""
+
     def on_run_stopped(self, event: events.RunStopped) -> None:
         """The run ended early, and can be resumed."""
 

@@ -28,7 +28,7 @@ class Costs:
         overhead: the part of ``machines`` that belongs to no job.
         kind: what the money was for: busy, boot, idle, failed, tokens, storage.
         job: by job id.
-        step: by update of the outer policy, "probe-before" and "probe-after".
+        step: by update of the outer policy, and "probe-before", "probe" (in between) and "probe-after".
         family: by task family.
         gpu: by GPU type of the pod that was rented.
         all_in: by job id, with the overhead spread over the jobs in proportion to their own dollars.
@@ -138,7 +138,7 @@ def _steps(store: Store) -> dict[str, tuple[str, str]]:
         found.update({episode.job_id: (step, episode.task_id) for episode in episodes if episode.job_id})
 
     for stage in ("submitted", "finished"):
-        for phase in ("probe-before", "probe-after"):
+        for phase in ("probe-before", "probe", "probe-after"):
             take(store.episodes(phase=phase, stage=stage), phase)
         for step in range(max(int(store.meta("steps", 0)), len(store.steps()))):
             take(store.episodes(phase="train", step=step, stage=stage), f"step {step}")

@@ -71,6 +71,8 @@ class Progress:
             self._stages["training" if event.episode.job_id else "writing"] -= 1
         elif isinstance(event, events.IntegrityFound):
             return f"integrity: episode {event.episode_id} {event.finding.severity} {event.finding.text()}"
+        elif isinstance(event, events.HealthWarning | events.Stalled):
+            return f"warning: {event.text}"
         elif isinstance(event, events.StepFinished):
             return self._step_line(event)
         return ""

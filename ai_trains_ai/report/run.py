@@ -55,7 +55,7 @@ class Run:
         return episodes
 
     def probes(self, phase: str) -> list[Episode]:
-        """The newest episodes on held-out tasks: ``phase`` is "probe-before" or "probe-after"."""
+        """The newest episodes on held-out tasks: ``phase`` is "probe-before", "probe" (in between) or "probe-after"."""
         episodes: list[Episode] = self._read("probe", phase)
         return episodes
 

@@ -10,7 +10,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from ai_trains_ai.threads import single_thread, usable_cores
 
 if TYPE_CHECKING:
     from ai_trains_ai.fleet.forecast import Forecast, Machines, Plan
+    from ai_trains_ai.loop import OuterLoop
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +150,50 @@ class Experiment:
         Raises:
             RunInterrupted: after Ctrl-C, once episodes in flight have ended; a second Ctrl-C stops at once.
         """
+        steps = self._steps(steps)
+        return await self._execute({"steps": steps}, lambda loop: loop.run(steps), out, on_event)
+
+    async def evaluate(
+        self,
+        episodes: int | None = None,
+        *,
+        out: str | Path | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Run:
+        """Let the outer policy play ``episodes`` on every task, and train nothing. Its row is `report.leaderboard.row`.
+
+        Args:
+            episodes: on each task; a resumed evaluation may leave it out.
+            out: the run folder; default ``runs/<time>``. It must not hold a run yet.
+            on_event: called with every event, in the run's thread.
+
+        Raises:
+            RunInterrupted: as `run` does.
+        """
+        episodes = self.evaluates if episodes is None else episodes
+        if not isinstance(episodes, int) or episodes < 1:
+            raise ConfigurationError(f"Say how many episodes to play on each task, 1 or more, not {episodes!r}.")
+        count = episodes
+        return await self._execute({"steps": 0, "evaluate": count}, lambda loop: loop.evaluate(count), out, on_event)
+
+    @property
+    def evaluates(self) -> int | None:
+        """Episodes on each task when this resumes an evaluation; else ``None``."""
+        return None if self._resuming is None else self._resuming.read_config().get("evaluate")
+
+    def evaluate_sync(self, episodes: int | None = None, **options: Any) -> Run:
+        """`evaluate` for scripts; also works in a notebook cell."""
+        return run_blocking(self.evaluate(episodes, **options), self.stop)
+
+    async def _execute(
+        self,
+        plan: Mapping[str, int],
+        play: Callable[[OuterLoop], Awaitable[None]],
+        out: str | Path | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> Run:
         require_verifiers()
-        folder, steps = self._folder(out), self._steps(steps)
+        folder = self._folder(out)
         if self._resuming is None:
             folder.require_new()
         usage = _Usage()
@@ -162,16 +205,16 @@ class Experiment:
             stack.push_async_callback(parts.sandbox.close)
             await parts.sandbox.start()
             if self._resuming is None:
-                folder.create(self._config(steps))
+                folder.create(self._config(plan))
             stack.enter_context(folder.writer())
             folder.write_plugins(manifest(self.plugins))
             store = Store.open(folder.database) if self._resuming else Store.create(folder.database)
             stack.callback(store.close)
             tasks = [*parts.tasks, *parts.held_out]
-            store.set_meta(steps=steps, families={task.id: task.family for task in tasks})
+            store.set_meta(steps=plan["steps"], families={task.id: task.family for task in tasks})
             usage.keep_in(store, parts.hooks)
             stack.callback(usage.save)
-            await self._run_loop(folder, store, parts, steps, usage)
+            await self._run_loop(folder, store, parts, play, usage)
         return Run(folder.path)
 
     def run_sync(self, steps: int | None = None, **options: Any) -> Run:
@@ -188,7 +231,14 @@ class Experiment:
         self._stop()
         return True
 
-    async def _run_loop(self, folder: RunFolder, store: Store, parts: Parts, steps: int, usage: _Usage) -> None:
+    async def _run_loop(
+        self,
+        folder: RunFolder,
+        store: Store,
+        parts: Parts,
+        play: Callable[[OuterLoop], Awaitable[None]],
+        usage: _Usage,
+    ) -> None:
         from ai_trains_ai.evaluation import HiddenEvaluation
         from ai_trains_ai.families.hidden import reserved
         from ai_trains_ai.loop import OuterLoop
@@ -212,7 +262,7 @@ class Experiment:
         with _interrupts(loop.stop):
             try:
                 self._open_trackers(folder, store, parts)
-                await loop.run(steps)
+                await play(loop)
             finally:
                 self._stop = None
                 for tracker in parts.trackers:
@@ -348,6 +398,8 @@ class Experiment:
         return RunFolder(Path(out) if out else Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
 
     def _steps(self, steps: int | None) -> int:
+        if self.evaluates is not None:
+            raise ConfigurationError("This run is an evaluation, which has no steps. Go on with evaluate().")
         if steps is None:
             if self._resuming is None:
                 raise ConfigurationError("Say how many steps to run: experiment.run(steps=20).")
@@ -360,8 +412,8 @@ class Experiment:
             raise ConfigurationError(f"steps must be at least 1, not {steps}.")
         return steps
 
-    def _config(self, steps: int) -> dict[str, Any]:
-        config: dict[str, Any] = {"steps": steps, "settings": asdict(self.settings)}
+    def _config(self, plan: Mapping[str, int]) -> dict[str, Any]:
+        config: dict[str, Any] = {**plan, "settings": asdict(self.settings)}
         config["plugins"] = self._plugin_rules
         config["budget"] = {k: v for k, v in asdict(self.budget).items() if v is not None}
         config["parts"] = {name: describe(self._given[name]) for name in PARTS}

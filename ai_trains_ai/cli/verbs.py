@@ -7,7 +7,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,8 @@ from ai_trains_ai.errors import RunInterrupted
 if TYPE_CHECKING:
     from ai_trains_ai.experiment import Experiment
     from ai_trains_ai.plugins import PluginManager, Plugins
+    from ai_trains_ai.report.progress import Progress
+    from ai_trains_ai.report.run import Run
 
 
 class _Verbs(TyperGroup):
@@ -39,6 +41,7 @@ app = typer.Typer(
 Steps = Annotated[int | None, typer.Option(min=1, help="Updates of the outer policy.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/<time>.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to standard output.")]
+Leaderboard = Annotated[Path, typer.Option(help="File that the row of an evaluation is added to.")]
 Folder = Annotated[Path, typer.Argument(help="Folder with environment.py and job.toml.")]
 TaskId = Annotated[str, typer.Option("--task", help="Task that the submission is for.")]
 
@@ -74,6 +77,7 @@ def resume(
     accept_plugins: Annotated[
         bool, typer.Option("--accept-plugins", help="Go on although other plugins are installed now.")
     ] = False,
+    leaderboard: Leaderboard = Path("leaderboard.jsonl"),
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed. Finished episodes are kept.
@@ -82,7 +86,11 @@ def resume(
     """
     from ai_trains_ai.experiment import resume as revive
 
-    _run(revive(run, accept_plugins=accept_plugins), steps, None, as_json)
+    experiment = revive(run, accept_plugins=accept_plugins)
+    if experiment.evaluates is None:
+        _run(experiment, steps, None, as_json)
+    else:
+        _show_row(_evaluate(experiment, None, None), leaderboard, as_json)
 
 
 @app.command()
@@ -121,6 +129,51 @@ def train(folder: Folder, task: TaskId = "chained-arithmetic-2-3") -> None:
     components = ", ".join(f"{name} {value:.3f}" for name, value in done.reward.components.items())
     typer.echo(f"reward {done.reward.total:.3f} ({components}); {done.result.train_seconds:.2f} CPU seconds")
     raise typer.Exit(1 if done.result.failure else 0)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Option(help="Name of the model at the endpoint.")],
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; default OpenAI's.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Environment variable with the key; default OPENAI_API_KEY at OpenAI.")
+    ] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Task family; may be repeated. Default: all.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes on each task.")] = 24,
+    inner: Annotated[str, typer.Option(help="Runner of the jobs.")] = "embedded",
+    reward: Annotated[str, typer.Option(help="What pays.")] = "hybrid",
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest turn of the agent, in tokens.")] = 4_096,
+    prices: Annotated[
+        str | None, typer.Option(help="USD per million tokens: prefill=0.5,cached=0.1,sampled=1.5.")
+    ] = None,
+    usd: Annotated[float | None, typer.Option(min=0.0, help="Budget of the evaluation; needs --prices.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    out: Out = None,
+    leaderboard: Leaderboard = Path("leaderboard.jsonl"),
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model as the outer agent, without training it, and add its row to a leaderboard.
+
+    Example: ai-trains-ai evaluate --model my-model --base-url http://127.0.0.1:8000/v1 --episodes 24
+    """
+    from ai_trains_ai.experiment import Experiment
+    from ai_trains_ai.plugins import Spec
+    from ai_trains_ai.records import Budget
+
+    options: dict[str, Any] = {"model": model, "base_url": base_url, "key": key, "temperature": temperature}
+    if prices is not None:
+        options["prices"] = _prices(prices)
+    experiment = Experiment(
+        outer=Spec("outer_trainer", "frozen", options),
+        inner=inner,
+        families=family or ["chained-arithmetic", "multi-hop", "triage"],
+        reward=reward,
+        budget=Budget(usd=usd),
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    _show_row(_evaluate(experiment, episodes, out), leaderboard, as_json)
 
 
 @app.command()
@@ -221,18 +274,53 @@ def _verbs_of(manager: PluginManager) -> dict[str, Any]:
     return found
 
 
+def _prices(text: str) -> dict[str, float]:
+    try:
+        return {name.strip(): float(price) for name, _, price in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: write prefill=0.5,cached=0.1,sampled=1.5", param_hint="--prices") from None
+
+
+def _evaluate(experiment: Experiment, episodes: int | None, out: Path | None) -> Run:
+    from ai_trains_ai.report.progress import Progress
+
+    with Progress(0, sys.stderr) as progress, _resumable(progress):
+        return experiment.evaluate_sync(episodes, out=out, on_event=progress)
+
+
+def _show_row(run: Run, leaderboard: Path, as_json: bool) -> None:
+    """The row of an evaluation, among the others of its leaderboard."""
+    from attrs import asdict
+    from rich.console import Console
+
+    from ai_trains_ai.report import leaderboard as board
+
+    row = board.row(run)
+    board.append(leaderboard, row)
+    if as_json:
+        typer.echo(json.dumps(asdict(row), indent=2))
+        return
+    Console(file=sys.stdout).print(board.table(board.read(leaderboard)))
+
+
+@contextlib.contextmanager
+def _resumable(progress: Progress) -> Iterator[None]:
+    """A second Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not progress.folder:
+            raise RunInterrupted("Stopped before the run began.") from None
+        raise RunInterrupted(
+            f"Stopped at once; what had finished is kept. Go on with: ai-trains-ai resume {progress.folder}"
+        ) from None
+
+
 def _run(experiment: Experiment, steps: int | None, out: Path | None, as_json: bool) -> None:
     from ai_trains_ai.report.progress import Progress, show_summary
 
-    with Progress(experiment.total_steps(steps), sys.stderr) as progress:
-        try:
-            run = experiment.run_sync(steps, out=out, on_event=progress)
-        except KeyboardInterrupt:
-            if not progress.folder:
-                raise RunInterrupted("Stopped before the run began.") from None
-            raise RunInterrupted(
-                f"Stopped at once; what had finished is kept. Go on with: ai-trains-ai resume {progress.folder}"
-            ) from None
+    with Progress(experiment.total_steps(steps), sys.stderr) as progress, _resumable(progress):
+        run = experiment.run_sync(steps, out=out, on_event=progress)
     summary = run.summary()
     summary["figures"] = [str(path) for path in run.plot.save_all()]
     if as_json:

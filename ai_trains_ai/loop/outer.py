@@ -76,13 +76,27 @@ class OuterLoop:
 
     async def run(self, steps: int) -> None:
         """Train until ``steps`` updates are done. Raises `RunInterrupted` after `stop`."""
-        begin, self._steps = self._run.clock(), steps
+        self._steps = steps
+        async with self._running():
+            await self._probe("probe-before", 0)
+            await self._train(steps)
+            await self._probe("probe-after", self._trained)
+            self._select_checkpoint()
+
+    async def evaluate(self, episodes: int) -> None:
+        """Play so many episodes on every task, held-out ones too, and train nothing. Raises as `run` does."""
+        async with self._running():
+            tasks = [*self._parts.tasks, *self._parts.held_out]
+            await self._played("evaluation", 0, probe("evaluation", 0, tasks, episodes))
+            self._check_stop()
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Every part started; inside, errors end the run, and the end is told."""
+        begin = self._run.clock()
         try:
             async with self._started():
-                await self._probe("probe-before", 0)
-                await self._train(steps)
-                await self._probe("probe-after", self._trained)
-                self._select_checkpoint()
+                yield
         except BaseException as error:
             cause = _cause(error)
             with contextlib.suppress(BudgetExceeded):  # it is stopping already
@@ -154,8 +168,10 @@ class OuterLoop:
             if self._settings.probe_episodes
             else ()
         )
-        if not plans:
-            return {}
+        return await self._played(phase, step, plans) if plans else {}
+
+    async def _played(self, phase: str, step: int, plans: Sequence[PlannedGroup]) -> dict[str, float]:
+        """What the episodes of untrained groups come to."""
         self._check_stop()
         async with asyncio.TaskGroup() as group:
             played = [group.create_task(self._play_group(plan)) for plan in plans]

@@ -38,7 +38,7 @@ class FrozenOuterTrainer(OuterPolicy):
     Args:
         model: name of the model at the endpoint.
         base_url: the endpoint, up to and without ``/chat/completions``; default OpenAI's.
-        key: environment variable that holds the key; a server without keys needs none when ``base_url`` is given.
+        key: environment variable that holds the key; default OPENAI_API_KEY, and none at a ``base_url``.
         temperature: of sampling.
         top_p: of sampling.
         prices: USD per million tokens by "prefill", "cached" and "sampled"; needed when the run has a budget.
@@ -52,7 +52,7 @@ class FrozenOuterTrainer(OuterPolicy):
         self,
         model: str,
         base_url: str | None = None,
-        key: str = "OPENAI_API_KEY",
+        key: str | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         prices: Prices | Mapping[str, float] | None = None,
@@ -64,7 +64,8 @@ class FrozenOuterTrainer(OuterPolicy):
             raise ConfigurationError(f"temperature={temperature} must be in [0, 2] and top_p={top_p} in (0, 1].")
         if seconds <= 0 or retries < 0:
             raise ConfigurationError(f"seconds={seconds} must be above 0 and retries={retries} not below.")
-        self._model, self._base_url, self._key = model, base_url, key
+        self._model, self._base_url = model, base_url
+        self._key = key or ("" if base_url else "OPENAI_API_KEY")
         self._sampling = {"temperature": temperature, "top_p": top_p}
         self._prices = None if prices is None else Prices.of(prices)
         self._options, self._seconds, self._retries = dict(options or {}), seconds, retries
@@ -72,15 +73,10 @@ class FrozenOuterTrainer(OuterPolicy):
 
     async def start(self, run: RunContext, checkpoint: Checkpoint | None = None) -> None:
         openai = _openai()
-        key = run.secret(self._key)
-        if not key and self._base_url is None:
-            raise ConfigurationError(
-                f"{self._model} needs a key. Set the environment variable {self._key}, or pass base_url= of your own "
-                "server."
-            )
+        key = run.secret(self._key) if self._key else "none"
         self._books = TokenBooks(run.ledger, self._model, self._prices)
         self._client = openai.AsyncOpenAI(
-            api_key=key or "none", base_url=self._base_url, timeout=self._seconds, max_retries=self._retries
+            api_key=key, base_url=self._base_url, timeout=self._seconds, max_retries=self._retries
         )
         self._policy = FrozenPolicy(self)
 
@@ -97,7 +93,7 @@ class FrozenOuterTrainer(OuterPolicy):
     ) -> Turn:
         openai = _openai()
         messages = chat_messages(conversation)
-        body: dict[str, Any] = {"max_tokens": params.max_tokens, "seed": params.seed, **self._sampling, **self._options}
+        body = {"max_tokens": params.max_tokens, "seed": params.seed, **self._sampling, **self._options}
         written = sum(len(json.dumps(message)) for message in [*messages, *tools])
         self._books.before_turn(written // _CHARACTERS_PER_TOKEN, params.max_tokens)
         try:
@@ -105,14 +101,16 @@ class FrozenOuterTrainer(OuterPolicy):
                 model=self._model,
                 messages=messages,
                 tools=[dict(tool) for tool in tools],
-                **{name: value for name, value in body.items() if value is not None},
+                extra_body={name: value for name, value in body.items() if value is not None},
             )
         except openai.BadRequestError as error:
             if any(sign in str(error) for sign in _OVERFLOW):
                 return Turn("", (), "context", 0)
             raise PolicyError(f"{self._model} refuses the request: {_said(error)}") from error
         except openai.AuthenticationError as error:
-            raise PolicyError(f"{self._model} refuses the key in {self._key}.") from error
+            raise PolicyError(
+                f"{self._model} refuses the key{f' in {self._key}' if self._key else ': pass key= and set it'}."
+            ) from error
         except openai.OpenAIError as error:
             raise PolicyError(f"{self._model} can't be asked: {_said(error)}") from error
         return self._turn(answer)

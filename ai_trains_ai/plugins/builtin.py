@@ -13,6 +13,18 @@ def register_outer_trainers(register: Register) -> None:
         summary="a tiny job-writing language model, trained by GRPO in NumPy",
         extra="embedded",
     )
+    register(
+        "tinker",
+        "ai_trains_ai.outer.tinker:TinkerOuterTrainer",
+        summary="a large model with a LoRA adapter, sampled and trained on Tinker",
+        extra="tinker",
+    )
+    register(
+        "frozen",
+        "ai_trains_ai.outer.frozen:FrozenOuterTrainer",
+        summary="any model behind an OpenAI-compatible endpoint, without training",
+        extra="frozen",
+    )
 
 
 @hookimpl

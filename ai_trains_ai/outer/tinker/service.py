@@ -56,7 +56,7 @@ class Place:
     """Where a service is and who asks: passed on to every client. ``key`` is shown nowhere."""
 
     base_url: str | None = None
-    key: str | None = field(default=None, repr=False)
+    key: str = field(default="", repr=False)
 
     def options(self) -> dict[str, Any]:
         return {"base_url": self.base_url, "api_key": self.key}

@@ -148,9 +148,7 @@ class TinkerOuterTrainer(OuterTrainer):
             raise ConfigurationError(
                 f"deadlines: {error}. Known: open, sample, train, save, download, close."
             ) from None
-        key = run.secret("TINKER_API_KEY") or None
-        if key is None:
-            raise Forbidden("Tinker needs a key. Set the environment variable TINKER_API_KEY.")
+        key = run.secret("TINKER_API_KEY")
         self._run, self._service = run, service
         self._place = service.Place(self._base_url, key)
         self._rest = service.Rest(self._place, self._deadlines)

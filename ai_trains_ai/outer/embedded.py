@@ -104,15 +104,18 @@ class EmbeddedPolicy(Policy):
     ) -> Turn:
         if params.temperature <= 0:
             raise ConfigurationError("The embedded policy samples; temperature must be above 0.")
-        ids = render(conversation, self._tokenizer)
+        last = next((m.turn for m in reversed(conversation) if m.turn is not None), None)
+        known = (*last.prompt_ids, *last.ids) if last else ()
+        return await self.complete(render(conversation, self._tokenizer), params, known)
+
+    async def complete(self, ids: Sequence[int], params: SamplingParams, known: tuple[int, ...] = ()) -> Turn:
+        """Sample what follows ``ids``. ``known`` are those of them that an earlier call had or gave."""
         limit = min(params.max_tokens, self._context - len(ids))
         if limit < 1:
             return Turn("", (), "context", self.version, tuple(ids))
-        last = next((m.turn for m in reversed(conversation) if m.turn is not None), None)
-        known = (*last.prompt_ids, *last.ids) if last else ()
         rng = np.random.default_rng(params.seed)
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
-        request = _Request(ids, limit, params.temperature, rng, known, future)
+        request = _Request(list(ids), limit, params.temperature, rng, known, future)
         self._open.add(request)
         self._waiting.append(request)
         if self._worker is None or self._worker.done():

@@ -14,6 +14,7 @@ from fakes.tinker import MODEL, TinkerServer, tinker_server
 from fakes.tinker.model import linear
 from safetensors.numpy import load_file
 
+import ai_trains_ai as ata
 from ai_trains_ai.agent.rollout import segments
 from ai_trains_ai.agent.tools import TOOLS
 from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PolicyError
@@ -321,3 +322,26 @@ async def test_sessions_are_closed(tmp_path: Path) -> None:
             assert server.live
         assert not server.live
         assert server.keys == {"tml-local-key"}
+
+
+@pytest.mark.slow
+def test_both_loops_run_on_the_local_server(tmp_path: Path) -> None:
+    """An experiment: the shipped tiny outer model on the server, the embedded inner loop, a probe in between."""
+    with tinker_server(tmp_path / "tinker") as server:
+        outer = ata.outer_trainer(
+            "tinker", model=MODEL, renderer="embedded", base_url=server.url, lr=2e-3,
+            prices={"prefill": 1.0, "cached": 0.1, "sampled": 2.0, "trained": 3.0},
+        )  # fmt: skip
+        experiment = ata.Experiment.embedded(
+            outer=outer, groups_per_step=2, group_size=4, max_staleness=0, eval_items=32, probe_episodes=2,
+            probe_every=1, budget=Budget(usd=5.0), seed=1,
+        )  # fmt: skip
+        run = experiment.run_sync(2, out=tmp_path / "run")
+        assert not server.live
+    assert [step["version"] for step in run.steps] == [1, 2]
+    assert [step.get("outer/on_policy", 1.0) for step in run.steps] == [1.0, 1.0]
+    assert all(step["outer/segment_breaks"] == 0 for step in run.steps)
+    assert len(run.probes("probe")) == 2
+    assert run.costs.kind["tokens"] == pytest.approx(run.costs.total)
+    assert run.checkpoint is not None
+    assert run.checkpoint[0].path.startswith("tinker://")

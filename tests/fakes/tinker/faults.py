@@ -50,12 +50,16 @@ class Fault:
         return True
 
 
+FAULT = web.RequestKey("fault", Fault)
+"""What happens to a request, for its handler to see."""
+
+
 async def answer(faults: list[Fault], request: web.Request, handler: Handler) -> web.StreamResponse:
     """The handler's answer, or what the first fault that meets the request makes of it."""
     fault = next((fault for fault in faults if fault.meets(request.path)), None)
     if fault is None:
         return await handler(request)
-    request["fault"] = fault
+    request[FAULT] = fault
     if fault.delay:
         await asyncio.sleep(fault.delay)
     if fault.drop == "before":

@@ -22,7 +22,7 @@ from ai_trains_ai.outer.embedded import EmbeddedPolicy, OuterTokenizer
 from ai_trains_ai.pico import model_folder
 from ai_trains_ai.pico.model import Qwen3
 from ai_trains_ai.records import SamplingParams
-from fakes.tinker.faults import Fault, answer
+from fakes.tinker.faults import FAULT, Fault, answer
 from fakes.tinker.model import Adapter, Refused, common, loss_and_logprobs
 
 MODEL = "tiny/outer"
@@ -90,6 +90,9 @@ class TinkerServer:
         assert ready.wait(30)
 
     def stop(self) -> None:
+        """End it; a second call does nothing."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(30)
 
@@ -335,8 +338,7 @@ class TinkerServer:
     # ------------------------------------------------------------------------------------------ results
 
     def _fault(self, request: web.Request) -> Fault:
-        found: Fault = request.get("fault") or Fault("")
-        return found
+        return request.get(FAULT) or Fault("")
 
     async def _ready(self, value: Any) -> Any:
         return value

@@ -164,7 +164,9 @@ class OuterTrainer(OuterPolicy):
             The new version, finite metrics with slash-named keys (``outer/kl``, …), and the tokens trained on.
 
         Raises:
-            PolicyError: a gradient that is not finite, or a service that can't train. The loop skips the step.
+            PolicyError: a batch that can't be trained on, for instance a gradient that is not finite. The loop skips
+                the step. Whatever else is raised (`Transient`: a service that is down) ends the run; nothing is lost,
+                and resumed it trains on the same episodes.
         """
 
     @abstractmethod

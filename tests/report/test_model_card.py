@@ -1,0 +1,82 @@
+"""The card that is written from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ai_trains_ai.errors import ConfigurationError, StorageError
+from ai_trains_ai.records import Checkpoint, Episode, Finding, Reward, TrainStep
+from ai_trains_ai.report.model_card import model_card, write_card
+from ai_trains_ai.report.run import Run
+from ai_trains_ai.store import RunFolder, Store
+
+OUTER = {"name": "tinker", "arguments": {"model": "some/model", "lora_rank": 8, "base_url": "https://inner.example/x"}}
+
+
+def episode(name: str, group: str, reward: float, tampered: bool = False) -> Episode:
+    findings = (Finding("copied-weights", "integrity", "they are the base model's"),) if tampered else ()
+    paid = Reward(reward, {}, {})
+    return Episode(name, group, "t", 0, "finished", "submitted", (), (), (0,), 1, 1, reward=paid, findings=findings)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    folder = RunFolder(tmp_path / "run")
+    parts = {"outer": OUTER, "inner": {"name": "prime-rl"}, "reward": {"name": "hybrid"},
+             "families": [{"name": "multi-hop"}], "held_out": [{"name": "triage"}]}  # fmt: skip
+    folder.create({"steps": 1, "settings": {}, "parts": parts})
+    folder.write_plugins(
+        [{"name": "thrift", "source": "entry point", "distribution": "ata-thrift", "version": "1.2", "value": ""}]
+    )
+    store = Store.create(folder.database)
+    store.save_group("g", "train", 0, 0, "t")
+    store.save_group("after", "probe-after", 1, 0, "h")
+    for number in range(4):
+        store.save_episode(episode(f"e{number}", "g", 0.2, tampered=number == 0), "finished")
+        store.save_episode(episode(f"p{number}", "after", 0.4 + 0.1 * (number % 2)), "finished")
+    metrics = {"outer/reward/mean": 0.2, "outer/reward/max": 0.2}
+    store.save_step(0, TrainStep(1, metrics), Checkpoint("step-0000", "tinker://r/weights/1", 1), 1.0, metrics)
+    store.close()
+    return Run(folder.path)
+
+
+def chosen(run: Run) -> Run:
+    store = Store.open(run.folder.database)
+    store.set_meta(checkpoint={"name": "step-0000", "rule": "best on the probes in between"})
+    store.close()
+    return run
+
+
+def test_a_card_has_what_a_reader_asks_for(run: Run) -> None:
+    card = model_card(chosen(run), license="apache-2.0")
+    for line in (
+        "base_model: some/model",
+        "license: apache-2.0",
+        "library_name: peft",
+        "chosen by the rule: best on the probes in between",
+        "| held-out tasks, untrained agent | not measured | – | 0 |",
+        "| held-out tasks, trained agent | 0.450 |",
+        "1 of 4 training episodes were caught tampering",
+        "* thrift 1.2 (ata-thrift)",
+    ):
+        assert line in card
+
+
+def test_addresses_are_left_out(run: Run) -> None:
+    card = model_card(chosen(run))
+    assert "lora_rank=8" in card
+    assert "inner.example" not in card
+
+
+def test_a_run_that_goes_on_has_no_card(run: Run) -> None:
+    with pytest.raises(ConfigurationError, match="ended"):
+        model_card(run)
+
+
+def test_a_card_needs_the_exports_folder(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="Export"):
+        write_card(chosen(run), tmp_path / "nowhere")
+    (tmp_path / "export").mkdir()
+    assert write_card(run, tmp_path / "export").read_text().startswith("---\n")

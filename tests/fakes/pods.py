@@ -91,6 +91,13 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def path_of_a_pod(bin_folder: Path) -> str:
+    """`PATH` with the pod's programs first, and without the virtual environment of whoever runs the tests: a torch in
+    it would see no GPU."""
+    ours = os.environ.get("PATH", "/usr/bin:/bin").split(":")
+    return ":".join([str(bin_folder), *(part for part in ours if not Path(part, "../pyvenv.cfg").exists())])
+
+
 class Machine:
     """One pod's host. `folder` becomes its disk; `env` is what the container sees and, as there, SSH sessions don't."""
 
@@ -121,7 +128,7 @@ class Machine:
 
     @property
     def session(self) -> dict[str, str]:
-        path = f"{self.folder / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+        path = path_of_a_pod(self.folder / "bin")
         return {"HOME": str(self.folder / "home"), "PATH": path, "AITA_WORKDIR": self.root, MARKER: self.pod_id}
 
     @property

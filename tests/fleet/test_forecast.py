@@ -213,7 +213,7 @@ async def test_a_resumed_run_forecasts_what_is_ahead_from_its_own_jobs(tmp_path:
     begun = experiment(inner=ata.job_runner("embedded", slots=1))
     store = books(tmp_path / "run", [busy(job, 1.0) for job in range(6)])
     folder = tmp_path / "run"
-    (folder / "config.toml").write_text(tomli_w.dumps(begun._config(10)))
+    (folder / "config.toml").write_text(tomli_w.dumps(begun._config({"steps": 10})))
     store.save_step(0, TrainStep(1, {}), Checkpoint("step-0000", "", 1), 1.0, {})
     store.set_meta(steps=10)
     store.close()

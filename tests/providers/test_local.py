@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fakes.pods import path_of_a_pod
 
 from ai_trains_ai.errors import ConfigurationError, StorageError
 from ai_trains_ai.fleet.canary import answers
@@ -28,7 +29,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").write_text(SMI)
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_of_a_pod(tmp_path / "bin"))
 
 
 async def test_a_slot_for_each_gpu(tmp_path: Path, gpus: None) -> None:

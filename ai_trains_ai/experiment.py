@@ -22,10 +22,10 @@ from ai_trains_ai.configuration import describe, revive
 from ai_trains_ai.environments.versions import require_verifiers
 from ai_trains_ai.errors import ConfigurationError, NoCapacity, PluginSetChanged, RunFolderError
 from ai_trains_ai.events import Event, StepFinished
-from ai_trains_ai.interfaces import InnerJobRunner, TaskFamily
+from ai_trains_ai.interfaces import InnerJobRunner, OuterTrainer, TaskFamily
 from ai_trains_ai.loop.settings import LoopSettings, Parts, limited
 from ai_trains_ai.plugins import Hooks, Plugins, Registry, Spec, differences, manifest
-from ai_trains_ai.records import Budget, PodRequest, SamplingParams, Task
+from ai_trains_ai.records import Budget, Checkpoint, Exported, PodRequest, SamplingParams, Task
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.session import open_context
 from ai_trains_ai.store import RunFolder, Store
@@ -275,6 +275,48 @@ class Experiment:
             for step in store.steps():  # a step may have been stored and not logged when a run was killed
                 tracker.log(int(step["step"]), {key: value for key, value in step.items() if "/" in key})
 
+    # ------------------------------------------------------------------------------------------ export
+
+    async def export(self, folder: str | Path, *, checkpoint: str | None = None, license: str = "") -> Exported:
+        """Write a resumed run's outer policy into ``folder`` for others, with its model card as ``README.md``.
+
+        Args:
+            folder: made when it isn't there. The same export may be repeated into it.
+            checkpoint: name of one of the run's checkpoints; default the one that was chosen at its end.
+            license: identifier for the card.
+
+        Raises:
+            ConfigurationError: the experiment is no run yet, or has no such checkpoint.
+            RunFolderError: the run is going on in another process.
+            PolicyError, StorageError: the checkpoint is gone, or the disk refuses.
+        """
+        from ai_trains_ai.report.model_card import model_card, write_card
+
+        if self._resuming is None:
+            raise ConfigurationError("Only a run has a checkpoint: ata.resume(folder).export(…).")
+        outer = self.registry.resolve("outer_trainer", self._given["outer"])
+        if not isinstance(outer, OuterTrainer):
+            raise ConfigurationError(f"{type(outer).__name__} trains nothing, and so has nothing to export.")
+        run_folder, target = self._resuming, Path(folder)
+        run = Run(run_folder.path)
+        found = _checkpoint(run, checkpoint)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(run_folder.writer())
+            store = stack.enter_context(contextlib.closing(Store.open(run_folder.database)))
+            sandbox = self.registry.resolve("sandbox", self._given["sandbox"])  # of the context; never started
+            hooks = Hooks(self.registry.manager, [])
+            context = open_context(run_folder, store, sandbox, self.budget, self.settings.seed, hooks)
+            stack.push_async_callback(outer.close)
+            await outer.start(context, found)
+            exported: Exported = await outer.export(found, target)
+        card = model_card(run, checkpoint=found if checkpoint else None, exported=exported, license=license)
+        write_card(target, card)
+        return exported
+
+    def export_sync(self, folder: str | Path, **options: Any) -> Exported:
+        """`export` for scripts; also works in a notebook cell."""
+        return run_blocking(self.export(folder, **options))
+
     # ------------------------------------------------------------------------------------------ forecast
 
     async def forecast(
@@ -477,6 +519,21 @@ def resume(
     )
     experiment._resuming = folder
     return experiment
+
+
+def _checkpoint(run: Run, name: str | None) -> Checkpoint:
+    """One of the run's checkpoints by name, or the one that was chosen when it ended."""
+    if name is None:
+        if run.checkpoint is None:
+            raise ConfigurationError(
+                f"{run.path} has not ended, and so has no chosen checkpoint. Finish it, or name one."
+            )
+        return run.checkpoint[0]
+    known = {checkpoint.name: checkpoint for checkpoint in run.checkpoints if checkpoint.path}
+    if name not in known:
+        listed = ", ".join(known) or "none"
+        raise ConfigurationError(f"{run.path} has no checkpoint {name!r}. It has: {listed}.")
+    return known[name]
 
 
 def _checked(budget: Budget) -> Budget:

@@ -177,6 +177,33 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the weights and their model card.")],
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint; default the one chosen at the run's end.")] = None,
+    license: Annotated[str, typer.Option(help="Identifier for the model card, for instance apache-2.0.")] = "",
+    push_to: Annotated[str | None, typer.Option(help="Repository on the Hugging Face Hub: owner/name.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="A repository that is made is public.")] = False,
+    accept_plugins: Annotated[
+        bool, typer.Option("--accept-plugins", help="Go on although other plugins are installed now.")
+    ] = False,
+) -> None:
+    """Write the trained outer policy of a run for others: a PEFT adapter or full weights, with a model card.
+
+    Example: ai-trains-ai export runs/first exported --license apache-2.0 --push-to me/my-trainer
+    """
+    from ai_trains_ai.experiment import resume as revive
+
+    experiment = revive(run, accept_plugins=accept_plugins)
+    exported = experiment.export_sync(folder, checkpoint=checkpoint, license=license)
+    typer.echo(f"wrote {exported.kind} and README.md to {exported.path}")
+    if push_to is not None:
+        from ai_trains_ai.report.hub import push_to_hub
+
+        typer.echo(f"published {push_to_hub(folder, push_to, private=not public)}")
+
+
+@app.command()
 def plugins(
     why: Annotated[str | None, typer.Option(help="All about one plugin, distribution or registered name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable records.")] = False,

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ai_trains_ai.errors import ConfigurationError, StorageError
+from ai_trains_ai.records import Checkpoint, Exported
 from ai_trains_ai.report.costs import dollars
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.report.summary import interval
 
 
-def model_card(run: Run, *, license: str = "") -> str:
+def model_card(
+    run: Run, *, checkpoint: Checkpoint | None = None, exported: Exported | None = None, license: str = ""
+) -> str:
     """Markdown with the model hub's front matter: how the checkpoint was chosen, held-out results, cost, integrity.
 
     Says what was not measured instead of leaving it out. Hidden items and the run's secret seed are in no part of it.
 
     Args:
-        run: a run that has ended, so that it has a chosen checkpoint.
+        run: its folder as an object.
+        checkpoint: one of the run's; default the one that was chosen when the run ended.
+        exported: the export that the card is for, which knows its base model.
         license: identifier for the front matter; left out when empty.
 
     Raises:
-        ConfigurationError: the run has no chosen checkpoint yet.
+        ConfigurationError: no checkpoint is given, and the run has not ended and chosen one.
     """
-    if run.checkpoint is None:
-        raise ConfigurationError(f"{run.path} has no chosen checkpoint yet. Write the card when the run has ended.")
-    checkpoint, rule = run.checkpoint
+    chosen = (checkpoint, "picked by hand") if checkpoint else run.checkpoint
+    if chosen is None:
+        raise ConfigurationError(f"{run.path} has not ended, and so has no chosen checkpoint. Finish it, or name one.")
+    checkpoint, rule = chosen
     config = run.folder.read_config()
-    outer: Mapping[str, Any] = config["parts"]["outer"]
-    arguments: Mapping[str, Any] = outer.get("arguments", {})
-    base = arguments.get("model")
-    front = {
-        "base_model": base,
-        "license": license or None,
-        "library_name": "peft" if "lora_rank" in arguments else None,
-    }
-    lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value), "tags:", "- ai-trains-ai", "---", ""]
     parts = config["parts"]
+    outer: Mapping[str, Any] = parts["outer"]
+    front = {"base_model": _base_model(outer, exported), "license": license}
+    front |= {"library_name": "peft" if exported is not None and exported.kind == "adapter" else ""}
+    lines = ["---", *(f"{key}: {value}" for key, value in front.items() if value), "tags:", "- ai-trains-ai", "---", ""]
     lines += [
         f"# Outer agent of the run {run.path.name}",
         "",
@@ -53,6 +55,7 @@ def model_card(run: Run, *, license: str = "") -> str:
         "| measured on | mean reward | 95 % interval | episodes |",
         "|---|---|---|---|",
         *(_result(name, run, phase) for name, phase in _PROBES.items()),
+        *_of_another_version(run, checkpoint),
         "",
         _training(run),
         "",
@@ -70,17 +73,26 @@ def model_card(run: Run, *, license: str = "") -> str:
     return "\n".join(lines)
 
 
-def write_card(run: Run, folder: Path, **options: Any) -> Path:
-    """Write `model_card` as the ``README.md`` of an export's folder."""
+def write_card(folder: Path, card: str) -> Path:
+    """Write a card as the ``README.md`` of an export's folder."""
     path = Path(folder) / "README.md"
-    text = model_card(run, **options)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(card, encoding="utf-8")
     except OSError as error:
-        raise StorageError(
-            f"Can't write {path}: {error.strerror}. Export the checkpoint into the folder first."
-        ) from error
+        raise StorageError(f"Can't write {path}: {error.strerror}. Export into another folder.") from error
     return path
+
+
+def _base_model(outer: Mapping[str, Any], exported: Exported | None) -> str:
+    if exported is not None and exported.kind == "adapter":
+        try:
+            config = json.loads((Path(exported.path) / "adapter_config.json").read_text("utf-8"))
+            return str(config["base_model_name_or_path"])
+        except (OSError, ValueError, KeyError) as error:
+            raise StorageError(
+                f"{exported.path} has no readable adapter_config.json ({error}). Export again."
+            ) from error
+    return str(outer.get("arguments", {}).get("model", ""))
 
 
 _PROBES = {"held-out tasks, untrained agent": "probe-before", "held-out tasks, trained agent": "probe-after"}
@@ -91,6 +103,15 @@ def _result(name: str, run: Run, phase: str) -> str:
     if found is None:
         return f"| {name} | not measured | – | 0 |"
     return f"| {name} | {found['mean']:.3f} | {found['low']:.3f} to {found['high']:.3f} | {found['n']} |"
+
+
+def _of_another_version(run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Said where the trained agent that was measured is not the one that is exported."""
+    measured = {version for episode in run.probes("probe-after") for version in episode.policy_versions}
+    if measured <= {checkpoint.version}:
+        return []
+    versions = ", ".join(map(str, sorted(measured)))
+    return ["", f"The trained agent was measured at version {versions}, not at that of this checkpoint."]
 
 
 def _training(run: Run) -> str:

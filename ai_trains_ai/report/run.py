@@ -98,12 +98,18 @@ class Run:
             store.close()
 
     @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint of the outer policy, oldest first."""
+        checkpoints: list[Checkpoint] = self._read("checkpoints")
+        return checkpoints
+
+    @property
     def checkpoint(self) -> tuple[Checkpoint, str] | None:
         """The checkpoint that stands for the run, and the rule or plugin that chose it; ``None`` before the end."""
         chosen = self._read("meta", "checkpoint")
         if chosen is None:
             return None
-        found = {checkpoint.name: checkpoint for checkpoint in self._read("checkpoints")}
+        found = {checkpoint.name: checkpoint for checkpoint in self.checkpoints}
         return found[chosen["name"]], chosen["rule"]
 
     @property

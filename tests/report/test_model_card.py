@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ai_trains_ai.errors import ConfigurationError, StorageError
-from ai_trains_ai.records import Checkpoint, Episode, Finding, Reward, TrainStep
+from ai_trains_ai.records import Checkpoint, Episode, Exported, Finding, Reward, TrainStep
 from ai_trains_ai.report.model_card import model_card, write_card
 from ai_trains_ai.report.run import Run
 from ai_trains_ai.store import RunFolder, Store
@@ -49,8 +49,11 @@ def chosen(run: Run) -> Run:
     return run
 
 
-def test_a_card_has_what_a_reader_asks_for(run: Run) -> None:
-    card = model_card(chosen(run), license="apache-2.0")
+def test_a_card_has_what_a_reader_asks_for(run: Run, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
+    card = model_card(chosen(run), exported=Exported(str(adapter), "adapter"), license="apache-2.0")
     for line in (
         "base_model: some/model",
         "license: apache-2.0",
@@ -75,8 +78,14 @@ def test_a_run_that_goes_on_has_no_card(run: Run) -> None:
         model_card(run)
 
 
-def test_a_card_needs_the_exports_folder(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="Export"):
-        write_card(chosen(run), tmp_path / "nowhere")
+def test_a_card_of_another_checkpoint_says_so(run: Run) -> None:
+    card = model_card(run, checkpoint=Checkpoint("step-0007", "tinker://r/weights/8", 8))
+    assert "Checkpoint step-0007 (version 8), chosen by the rule: picked by hand." in card
+    assert "measured at version 0, not at that of this checkpoint" in card
+
+
+def test_a_card_that_can_not_be_written(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="another folder"):
+        write_card(tmp_path / "nowhere", "a card")
     (tmp_path / "export").mkdir()
-    assert write_card(run, tmp_path / "export").read_text().startswith("---\n")
+    assert write_card(tmp_path / "export", "a card").read_text() == "a card"

@@ -205,13 +205,13 @@ async def _bench(
 ) -> AsyncIterator[_Bench]:
     from ai_trains_ai.evaluation import HiddenEvaluation
     from ai_trains_ai.families.hidden import reserved
-    from ai_trains_ai.validation import Validator
+    from ai_trains_ai.validation import PRELOAD, Validator
 
     require_verifiers()
     hooks = Hooks(registry.manager)
     chosen: InnerJobRunner = registry.resolve("job_runner", runner)
     sandbox = registry.resolve("sandbox", jail)
-    sandbox.preload(*chosen.sandbox_preload)
+    sandbox.preload(*PRELOAD, *chosen.sandbox_preload)
     with tempfile.TemporaryDirectory(prefix="ata-") as temporary:
         folder = RunFolder(Path(temporary) / "run")
         folder.create({})

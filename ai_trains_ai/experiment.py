@@ -192,6 +192,8 @@ class Experiment:
         out: str | Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> Run:
+        from ai_trains_ai.validation import PRELOAD
+
         require_verifiers()
         folder = self._folder(out)
         if self._resuming is None:
@@ -199,7 +201,7 @@ class Experiment:
         usage = _Usage()
         watching = [] if on_event is None else [("on_event", on_event)]
         parts = self._parts(watching)  # a wrong part fails here, before anything is written
-        parts.sandbox.preload(*parts.runner.sandbox_preload)
+        parts.sandbox.preload(*PRELOAD, *parts.runner.sandbox_preload)
         async with contextlib.AsyncExitStack() as stack:
             # before the folder: where agent code runs was started when there was no secret, policy or database yet
             stack.push_async_callback(parts.sandbox.close)
@@ -471,12 +473,13 @@ def resume(
     required: Sequence[str] | None = None,
     accept_plugins: bool = False,
     budget: Budget | None = None,
+    health: Mapping[str, Mapping[str, float]] | None = None,
     **parts: Any,
 ) -> Experiment:
     """The experiment of a run folder, ready to go on: ``await ata.resume("runs/x").run()``.
 
-    ``parts`` (and ``budget``, ``strict``, ``required``) replace what the run was started with; parts that were
-    instances or classes must be given again, and so must plugins that were passed by hand.
+    ``parts`` (and ``budget``, ``health``, ``strict``, ``required``) replace what the run was started with; parts that
+    were instances or classes must be given again, and so must plugins that were passed by hand.
 
     Raises:
         PluginSetChanged: other plugins are installed or passed than when the run was last going on;
@@ -487,7 +490,7 @@ def resume(
     if unknown:
         raise ConfigurationError(
             f"resume() takes no {', '.join(sorted(unknown))}. "
-            f"It takes {', '.join([*PARTS, *LISTS])}, budget, plugins, strict, required and accept_plugins."
+            f"It takes {', '.join([*PARTS, *LISTS])}, budget, health, plugins, strict, required and accept_plugins."
         )
     folder = RunFolder(Path(path)).require()
     Store.open(folder.database, write=False).close()
@@ -501,6 +504,8 @@ def resume(
         described = {name: written[name] for name in kinds if name not in parts}
     except (KeyError, TypeError) as error:
         raise RunFolderError(f"{folder.config} lacks {error}; it was not written by this version.") from None
+    if health is not None:
+        settings |= {"health": health}
     strict = kept["strict"] if strict is None else strict
     required = kept["required"] if required is None else required
     registry = Registry(plugins)

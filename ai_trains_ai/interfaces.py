@@ -218,7 +218,7 @@ class InnerJobRunner(ABC):
     ``provider`` is whom it rents from, ``None`` when its jobs run on this machine; ``request`` is what it rents.
 
     ``sandbox_preload`` names modules ("module" or "module:function") that the run's sandbox should import before its
-    first run, because validation or jobs of this runner need them there.
+    first run, because jobs of this runner need them there; what validation needs is there in any case.
     """
 
     provider: GPUProvider | None = None

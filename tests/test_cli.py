@@ -26,7 +26,7 @@ def cli(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     )  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("verb", ["", "demo", "resume", "check", "train"])
+@pytest.mark.parametrize("verb", ["", "demo", "resume", "check", "train", "evaluate", "export"])
 def test_help(verb: str) -> None:
     done = cli(*filter(None, [verb, "--help"]))
     assert done.returncode == 0
@@ -43,6 +43,14 @@ def test_help(verb: str) -> None:
         (("check", "no/such/folder"), 1, "is no folder"),
         (("train", ".", "--task", "triag"), 1, "Did you mean 'triage'"),
         (("fly",), 2, "No such command"),
+        (("evaluate", "--model", "m", "--episodes", "0"), 2, "for '--episodes'"),
+        (("evaluate", "--model", "m", "--family", "triag"), 1, "Did you mean 'triage'"),
+        (("evaluate", "--model", "m", "--base-url", "nowhere"), 1, "base_url"),
+        (("evaluate", "--model", "m", "--prices", "prefil=1"), 1, "prefil"),
+        (("evaluate", "--model", "m", "--base-url", "http://x/v1", "--usd", "1"), 1, "prices"),
+        (("evaluate", "--model", "m", "--inner", "embeded"), 1, "Did you mean 'embedded'"),
+        (("export", "no/such/run", "folder"), 1, "There is no folder no/such/run"),
+        (("export", ".", "folder"), 1, "is not a run folder"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -42,6 +42,8 @@ from ai_trains_ai.records import (
     SandboxResult,
     TrainingJob,
 )
+from ai_trains_ai.testing.fakes import TinyRunner
+from ai_trains_ai.validation import PRELOAD
 
 SMALL: dict[str, Any] = {"groups_per_step": 2, "group_size": 4, "eval_items": 32, "probe_episodes": 0}
 
@@ -260,6 +262,18 @@ def test_ctrl_c_drains_also_under_a_running_loop(tmp_path: Path) -> None:
         process.wait()
     assert "RunInterrupted: Stopped after" in said.splitlines()[-1]
     assert not ata.open_run(out)._read("episodes", stage="submitted")
+
+
+async def test_validation_is_warm_whatever_the_runner_needs(tmp_path: Path, sandbox: Sandbox) -> None:
+    """A cold validation imports verifiers for seconds, in each child, out of the submission's own limits."""
+    asked: list[str] = []
+
+    class Asked(Shared):
+        def preload(self, *targets: str) -> None:
+            asked.extend(targets)
+
+    await small(sandbox=Asked(sandbox, sandbox), inner=TinyRunner).run(1, out=tmp_path / "run")
+    assert set(PRELOAD) <= set(asked)
 
 
 async def test_stop_drains_and_a_resume_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:

@@ -104,7 +104,10 @@ class Health:
             value = metrics[key]
             text = f"step {step}: {key} is {value:.4g}: {threshold.what}. {threshold.remedy}"
             if threshold.crossed(value, threshold.stop):
-                raise RunUnhealthy(f"Stopped at {text} Everything is kept; the threshold is health[{key!r}]['stop'].")
+                raise RunUnhealthy(
+                    f"Stopped at {text} Everything is kept; go on with another threshold: "
+                    f"ata.resume(path, health={{{key!r}: {{'stop': …}}}})."
+                )
             if threshold.crossed(value, threshold.warn):
                 said.append(text)
         return said

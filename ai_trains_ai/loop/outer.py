@@ -57,7 +57,7 @@ class OuterLoop:
         self._watchdog = Watchdog(run.clock, run.emit, settings.stall_seconds)
         self._parts, self._settings, self._run = parts, settings, evolve(run, emit=self._watchdog.emit)
         self._health = Health(settings.health)
-        self._probed: dict[str, float] = {}  # what a probe found since the last step
+        self._probing: asyncio.Task[dict[str, float]] | None = None
         self._make_validator, self._evaluation = make_validator, evaluation
         evaluation.restore(run.store.baselines())
         self._trained = len(run.store.steps())
@@ -89,6 +89,9 @@ class OuterLoop:
             tasks = [*self._parts.tasks, *self._parts.held_out]
             await self._played("evaluation", 0, probe("evaluation", 0, tasks, episodes))
             self._check_stop()
+            played = self._run.store.probe("evaluation")
+            if all(episode.status == "infrastructure" for episode in played):
+                raise _broken(played, "the evaluation", f"all {len(played)}")
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -182,18 +185,24 @@ class OuterLoop:
         return metrics
 
     def _probe_when_due(self, group: asyncio.TaskGroup) -> None:
-        """Play the held-out tasks beside the training, from the version of now."""
+        """Play the held-out tasks beside the next step's episodes, from the version of now."""
         step, every = self._trained, self._settings.probe_every
-        if not every or not step or step % every or step == self._steps:
-            return
-        if self._run.store.meta(_probe_name("probe", step)) is not None:
+        if not every or not step or step % every or step == self._steps or self._stopping:
             return
 
-        async def play() -> None:
-            metrics = await self._probe("probe", step)
-            self._probed |= {**metrics, "held_out/step": float(step)}
+        async def play() -> dict[str, float]:
+            found = self._run.store.meta(_probe_name("probe", step))
+            return {**(found or await self._probe("probe", step)), "held_out/step": float(step)}
 
-        group.create_task(play())
+        self._probing = group.create_task(play())
+
+    async def _probed(self) -> dict[str, float]:
+        """What the probe since the last update found.
+
+        The next update waits for it, or a run that is killed in between could not play the rest from the same version.
+        """
+        probing, self._probing = self._probing, None
+        return await probing if probing else {}
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -253,13 +262,13 @@ class OuterLoop:
                 for plan, episodes in played
             ]
             self._check_infrastructure(step, groups)
+            probed = await self._probed()
             version = (await self._parts.outer.snapshot()).version
             train, checkpoint = await self._update(step, groups, version)
             now = self._run.clock()
             results = {result.job_id: result for result in self._run.store.results()}
-            metrics = step_metrics(groups, train, version, results, now - begin) | self._probed
+            metrics = step_metrics(groups, train, version, results, now - begin) | probed
             metrics |= self._health.derived(metrics)
-            self._probed = {}
             self._run.store.save_step(step, train, checkpoint, now - begin, metrics)
             begin = now
             self._trained = step + 1
@@ -292,10 +301,7 @@ class OuterLoop:
         if any(enough(group.episodes, self._settings.min_share) for group in groups):
             return
         masked = [e for group in groups for e in group.episodes if e.status == "infrastructure"]
-        raise SandboxError(
-            f"{len(masked)} episodes of step {step} failed for reasons of infrastructure, in every group too many to "
-            f"train on; the last: {masked[-1].note} Mend that and resume the run: the step is then played anew."
-        )
+        raise _broken(masked, f"step {step}", f"{len(masked)}", ", in every group too many to train on")
 
     async def _notify(self) -> None:
         async with self._moved:
@@ -307,6 +313,13 @@ class OuterLoop:
                 f"Stopped after {self._trained} steps; everything finished is kept. "
                 f"Go on with: ai-trains-ai resume {self._run.folder}"
             )
+
+
+def _broken(masked: Sequence[Episode], what: str, count: str, more: str = "") -> SandboxError:
+    return SandboxError(
+        f"{count} episodes of {what} failed for reasons of infrastructure{more}; the last: {masked[-1].note} "
+        f"Mend that and resume the run: {what} is then played anew."
+    )
 
 
 def _cause(error: BaseException) -> BaseException:

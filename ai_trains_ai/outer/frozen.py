@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ai_trains_ai.errors import ConfigurationError, MissingDependency, PolicyError
 from ai_trains_ai.interfaces import OuterPolicy, Policy, RunContext
+from ai_trains_ai.outer.endpoint import endpoint
 from ai_trains_ai.outer.prices import Prices, TokenBooks
 from ai_trains_ai.records import Checkpoint, Message, SamplingParams, ToolCall, Turn, Usage
 
@@ -64,7 +65,7 @@ class FrozenOuterTrainer(OuterPolicy):
             raise ConfigurationError(f"temperature={temperature} must be in [0, 2] and top_p={top_p} in (0, 1].")
         if seconds <= 0 or retries < 0:
             raise ConfigurationError(f"seconds={seconds} must be above 0 and retries={retries} not below.")
-        self._model, self._base_url = model, base_url
+        self._model, self._base_url = model, endpoint(base_url)
         self._key = key or ("" if base_url else "OPENAI_API_KEY")
         self._sampling = {"temperature": temperature, "top_p": top_p}
         self._prices = None if prices is None else Prices.of(prices)

@@ -23,6 +23,8 @@ from ai_trains_ai.validation import parse, rows, sanity, schema, static
 from ai_trains_ai.validation.codes import StageFailed
 
 STAGES = ("parse", "schema", "static", "load", "sanity", "review", "freeze")
+PRELOAD = ("ai_trains_ai.environments.warm:warm_up", "ai_trains_ai.families.practice")
+"""What a sandbox should import before its first validation: a cold one takes seconds of the limits below."""
 LIMITS = Limits(wall_seconds=8.0, cpu_seconds=6, memory_bytes=512 << 20, processes=16, result_bytes=12 << 20)
 
 
@@ -40,8 +42,7 @@ class Validator:
     Safe to use concurrently; the caller bounds how many validations run at once.
 
     Args:
-        sandbox: Where environments are loaded and scored; fast when it was preloaded with
-            ``ai_trains_ai.environments.warm:warm_up``.
+        sandbox: Where environments are loaded and scored; fast when it was preloaded with `PRELOAD`.
         surface: What a job may set.
         base_models: What a job may train.
         reserved: Whether an item key is of the hidden class; such rows are dropped.

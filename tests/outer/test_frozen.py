@@ -13,8 +13,8 @@ from fakes.chat import ChatServer, call, chat_server
 
 import ai_trains_ai as ata
 from ai_trains_ai.agent.tools import TOOLS
-from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PolicyError
-from ai_trains_ai.interfaces import OuterPolicy
+from ai_trains_ai.errors import BudgetExceeded, ConfigurationError, PolicyError, SandboxError
+from ai_trains_ai.interfaces import OuterPolicy, Sandbox
 from ai_trains_ai.outer.frozen import FrozenOuterTrainer, chat_messages
 from ai_trains_ai.records import Budget, Message, SamplingParams, ToolCall, Turn, Usage
 from ai_trains_ai.report import leaderboard
@@ -194,6 +194,25 @@ def test_an_evaluated_agent_is_a_row_of_the_leaderboard(tmp_path: Path) -> None:
         ata.resume(run.path).run_sync(3)
     again = ata.resume(run.path, outer=outer).evaluate_sync()  # everything is there already
     assert leaderboard.row(again).reward == row.reward
+
+
+async def test_an_endpoint_that_is_not_there_yet(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Nothing was played: it is an error, and the evaluation is played when the endpoint is there."""
+    plan: dict[str, Any] = {"families": ["multi-hop"], "held_out": [], "eval_items": 16, "max_tokens": 256}
+    absent = ata.outer_trainer("frozen", model="writer", base_url="http://127.0.0.1:9/v1", retries=0)
+    experiment = ata.Experiment.embedded(outer=absent, sandbox=sandbox, **plan)
+    with pytest.raises(SandboxError, match=r"all \d+ episodes of the evaluation .* writer can't be asked"):
+        await experiment.evaluate(1, out=tmp_path / "run")
+    with chat_server(writes_a_job, context=1 << 20) as server:
+        outer = ata.outer_trainer("frozen", model="writer", base_url=server.url)
+        run = await ata.resume(tmp_path / "run", outer=outer, sandbox=sandbox).evaluate()
+    assert leaderboard.row(run).masked == 0
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:8000/v1", "http://", "http://x:port/v1", 5])
+def test_an_address_that_is_none(address: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Write it like http://"):
+        FrozenOuterTrainer("writer", base_url=address)
 
 
 def test_a_line_that_is_no_row(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def begin(server: TinkerServer, out: Path) -> subprocess.Popen[str]:
     code = SCRIPT.format(settings=SETTINGS, steps=STEPS)
     if out.exists():
         code = f"import ai_trains_ai as ata\nata.resume({str(out)!r}).run_sync()"
-    command = [sys.executable, "-c", code, server.url, str(out), MODEL]
+    command = [sys.executable, "-X", "faulthandler", "-c", code, server.url, str(out), MODEL]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
 
 
@@ -55,7 +55,9 @@ def until(what: Callable[[], bool], process: subprocess.Popen[str], seconds: flo
     end = time.monotonic() + seconds
     while not what():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "it does not come to that"
+        if time.monotonic() > end:
+            process.send_signal(signal.SIGABRT)  # with where each thread stands
+            raise AssertionError(f"it does not come to that:\n{process.communicate()[0]}")
         time.sleep(0.02)
 
 

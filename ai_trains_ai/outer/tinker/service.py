@@ -101,7 +101,9 @@ class Session:
 
     async def sample(self, path: str, ids: Sequence[int], limit: int, stop: Sequence[int], seed: int) -> Sampled:
         """One turn of the weights at ``path``, at temperature 1 over the whole vocabulary."""
-        client = await asyncio.shield(self._samplers.setdefault(path, asyncio.create_task(self._sampler(path))))
+        if path not in self._samplers:
+            self._samplers[path] = asyncio.create_task(self._sampler(path))
+        client = await asyncio.shield(self._samplers[path])
         params = tinker.SamplingParams(
             max_tokens=limit, seed=seed, stop=list(stop), temperature=1.0, top_p=1.0, top_k=-1
         )

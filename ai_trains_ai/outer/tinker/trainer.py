@@ -20,6 +20,7 @@ from ai_trains_ai.errors import (
     Transient,
 )
 from ai_trains_ai.interfaces import OuterTrainer, Policy, RunContext
+from ai_trains_ai.outer.endpoint import endpoint
 from ai_trains_ai.outer.prices import Prices, TokenBooks, fetch_tinker
 from ai_trains_ai.outer.rendering import rendering
 from ai_trains_ai.outer.tinker.batch import Example, diagnostics, examples
@@ -132,7 +133,7 @@ class TinkerOuterTrainer(OuterTrainer):
         self._longest = context
         self._prices = None if prices is None else Prices.of(prices)
         self._ttl = None if keep_days is None else int(keep_days * DAY)
-        self._base_url, self._start_from = base_url, start_from
+        self._base_url, self._start_from = endpoint(base_url), start_from
         self._given_deadlines = dict(deadlines or {})
         self._sessions: list[Session] = []
         self._published: TinkerPolicy | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from fakes import engine
+from fakes.pods import path_of_a_pod
 from inner.prime_rl.jobs import free_ports
 from inner.prime_rl.standing import QUICK, job, runner
 
@@ -42,7 +43,7 @@ EXPECTED = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunContext]:
-    monkeypatch.setenv("PATH", f"{engine.install(tmp_path / 'driver')}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_of_a_pod(engine.install(tmp_path / "driver")))
     with run_context(tmp_path / "run") as run:
         yield run
 

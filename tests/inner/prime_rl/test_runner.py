@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from fakes import engine
+from fakes.pods import path_of_a_pod
 from fakes.sshd import QUICK, SSHD, Server
 from inner.prime_rl.jobs import free_ports
 from inner.prime_rl.standing import SHAPES, job, runner, with_limit
@@ -35,7 +36,7 @@ BASE = BaseModel(SHAPES[0].name, 1)
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has two GPUs, as its driver says."""
     programs = engine.install(tmp_path / "driver", gpus=2)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", path_of_a_pod(programs))
 
 
 @pytest.fixture

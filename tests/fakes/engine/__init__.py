@@ -12,6 +12,8 @@ import struct
 import sys
 from pathlib import Path
 
+from attrs import asdict, frozen
+
 PROGRAMS = ("rl", "inference", "env-server", "orchestrator", "torchrun", "vllm", "nvidia-smi")
 FAULTS = (
     "slow-steps",
@@ -32,10 +34,26 @@ FAULTS = (
     "untrained",
     "orchestrator-lingers",
     "orchestrator-fails-at-the-end",
+    "launcher-hangs",
+    "configs-elsewhere",
+    "replies-dead",
+    "reward-raises",
+    "gpu-lost",
+    "first-step-late",
+    "other-shapes",
 )
 
 
-def install(folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = "") -> Path:
+@frozen
+class Told:
+    """What a program writes in the midst of its work, and its end: an exit status, or ``None``: all stand still."""
+
+    program: str
+    text: str
+    status: int | None
+
+
+def install(folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = "", told: Told | None = None) -> Path:
     """Write the programs; what ``nvidia-smi`` shows are A40s. ``preflight`` is what a pre-flight's client prints."""
     assert fault in ("", *FAULTS), fault
     programs = folder / "bin"
@@ -47,10 +65,13 @@ def install(folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = ""
         )
         (programs / name).chmod(0o755)
     said = f'case "$*" in *pod.preflight*) cat {programs}/preflight; exit;; esac\n' if preflight else ""
+    if fault == "replies-dead":
+        said += 'case "$*" in *pod.replies*) exit 3;; esac\n'
     (programs / "preflight").write_text(preflight)
     (programs / "python").write_text(f'#!/bin/sh\n{said}exec {sys.executable} "$@"\n')
     (programs / "python").chmod(0o755)
     (programs / "fault").write_text(fault)
+    (programs / "told.json").write_text(json.dumps(told and asdict(told)))
     (programs / "gpus").write_text(str(gpus))
     return programs
 

@@ -19,6 +19,7 @@ from typing import Any
 NAME, BIN = sys.argv[1], Path(sys.argv[2])
 ARGUMENTS = sys.argv[3:]
 FAULT = (BIN / "fault").read_text()
+TOLD = json.loads((BIN / "told.json").read_text())
 STEP_SECONDS = 0.3 if FAULT == "slow-steps" else 0.02
 
 
@@ -33,6 +34,16 @@ def raises(line: str) -> None:
         flush=True,
     )
     sys.exit(1)
+
+
+def as_told() -> None:
+    """Write what this program was told to, and end or stand still."""
+    if TOLD and TOLD["program"] == NAME:
+        print(TOLD["text"], end="", flush=True)
+        if TOLD["status"] is not None:
+            sys.exit(TOLD["status"])
+    if TOLD and TOLD["status"] is None:
+        time.sleep(600)
 
 
 def config() -> dict[str, Any]:
@@ -56,8 +67,12 @@ def rl() -> None:
     if FAULT == "config-unknown-key":
         print("1 validation error for RLConfig\norchestrator.buffer\n  Extra inputs are not permitted", flush=True)
         sys.exit(1)
+    if TOLD and TOLD["program"] == NAME:
+        as_told()
+    if FAULT == "launcher-hangs":
+        time.sleep(600)
     whole = config()
-    folder = Path(whole["output_dir"])
+    folder = Path(whole["output_dir"]) / ("elsewhere" if FAULT == "configs-elsewhere" else "")
     source = whole["orchestrator"]["train"]["source"][0]
     address = f"tcp://127.0.0.1:{whole['orchestrator']['env_server_base_port']}"
     shared = {"max_steps": whole["max_steps"], "model": whole["model"], "output_dir": whole["output_dir"]}
@@ -128,6 +143,8 @@ def inference() -> None:
         )
         sys.exit(1)
     with on_gpu():
+        if TOLD and TOLD["program"] == NAME:
+            as_told()
         if FAULT == "vllm-exits-0":
             threading.Timer(1.0, lambda: os._exit(0)).start()
         Model(about["server"]["port"], Path(about["model"]["name"])).serve_forever()
@@ -151,6 +168,8 @@ def env_server() -> None:
         raises(
             "ImportError: Failed to load environment 'environment.py': ValueError: broken on purpose (environment.py:1)"
         )
+    if FAULT == "reward-raises":
+        log("ERROR", "Error calling reward function worth: 'NoneType' object has no attribute 'strip'")
     if FAULT == "environment-killed":
         threading.Timer(1.0, lambda: os.kill(os.getpid(), 9)).start()
     server = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
@@ -170,11 +189,13 @@ def orchestrator() -> None:
     while not answers(address):
         time.sleep(0.05)
     run.mkdir(parents=True, exist_ok=True)
-    if FAULT == "zero-signal":
+    if FAULT in ("zero-signal", "reward-raises"):
         for batch in range(1, 11):
             log("WARNING", f"Step 0 | empty train batch | consecutive empty batches: {batch}/10")
         raises("RuntimeError: 10 consecutive empty train batches")
     for step in range(1, about["max_steps"] + 1):
+        if step > 2:
+            as_told()
         reward = min(1.0, 0.1 + 0.05 * step)
         row = {
             "train/agg/all/agent/reward/mean": reward,
@@ -215,6 +236,13 @@ def torchrun() -> None:
             time.sleep(0.02)
         for step in range(1, about["max_steps"] + 1):
             time.sleep(STEP_SECONDS)
+            if step > 2:
+                as_told()
+            if FAULT == "first-step-late":
+                time.sleep(600)
+            if FAULT == "gpu-lost":
+                (BIN / "lost").touch()
+                raises("[default0]:torch.AcceleratorError: CUDA error: unspecified launch failure")
             if FAULT == "trainer-memory":
                 raises("[default0]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
             if FAULT == "disk-full":
@@ -242,6 +270,8 @@ def changed(tensors: bytes, step: int) -> bytes:
     """Other values of the same form in the last tensor."""
     if FAULT == "untrained":
         return tensors
+    if FAULT == "other-shapes":
+        return tensors.replace(b"64, 8", b"32,16")  # as many values
     value = b"\xc0\x7f" if FAULT == "not-finite" else struct.pack("<H", 0x3F80 + min(step, 100))
     return tensors[:-2] + value
 
@@ -262,6 +292,9 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 def nvidia_smi() -> None:
     """``--query-gpu`` alone, as the canary, the provider and the supervisor ask it."""
+    if (BIN / "lost").exists():
+        print("Unable to determine the device handle for GPU0000:01:00.0: Unknown Error")
+        sys.exit(15)
     users = [path.name.split("-")[1:] for path in BIN.glob("gpu-*")]
     used = {device for device, pid in users if Path(f"/proc/{pid}").exists()}
     known = {

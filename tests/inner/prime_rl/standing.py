@@ -25,9 +25,12 @@ ROWS = tuple(f'{{"idx": {i}, "prompt": "start {i} add 2 ->", "answer": "{i + 2}"
 
 
 def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) -> PrimeRLRunner:
-    """A runner on stand-ins below ``folder``; ``fault`` is what goes wrong there, ``said`` what a pre-flight says."""
-    said = options.pop("said", "")
-    programs = engine.install(folder / "engine", fault=options.pop("fault", ""), gpus=2, preflight=said)
+    """A runner on stand-ins below ``folder``.
+
+    ``fault`` is what goes wrong there, ``said`` what a pre-flight says, ``told`` what a program writes before its end.
+    """
+    said, fault, told = options.pop("said", ""), options.pop("fault", ""), options.pop("told", None)
+    programs = engine.install(folder / "engine", fault=fault, gpus=2, preflight=said, told=told)
     defaults: dict[str, Any] = {
         "models": SHAPES,
         "gpu_types": ["NVIDIA A40"],

@@ -13,9 +13,12 @@ import pytest
 from attrs import evolve
 from fakes import engine
 from fakes.pods import path_of_a_pod
+from inner.prime_rl.failure_logs import CASES, Case
 from inner.prime_rl.jobs import free_ports
-from inner.prime_rl.standing import QUICK, job, runner
+from inner.prime_rl.standing import QUICK, job, runner, with_limit
 
+from ai_trains_ai.inner.prime_rl import rules
+from ai_trains_ai.inner.prime_rl.rules import V080
 from ai_trains_ai.interfaces import RunContext
 from ai_trains_ai.records import JobResult
 from ai_trains_ai.testing.fakes import run_context
@@ -37,6 +40,12 @@ EXPECTED = {
     "no-weights": ("no-weights", INFRASTRUCTURE),
     "not-finite": ("not-finite", AGENT),
     "untrained": ("did-not-train", AGENT),
+    "launcher-hangs": ("launch-slow", INFRASTRUCTURE),
+    "configs-elsewhere": ("no-configs", INFRASTRUCTURE),
+    "reward-raises": ("reward-raises", AGENT),
+    "gpu-lost": ("pod-lost", INFRASTRUCTURE),
+    "first-step-late": ("over-time", AGENT),
+    "other-shapes": ("bad-weights", INFRASTRUCTURE),
 }
 """What goes wrong -> code and side of the failure."""
 
@@ -51,6 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunContext]
 PATIENCE = {
     "vllm-never-ready": {"inference": 2.0},
     "stands-still": {"step": 2.0},
+    "launcher-hangs": {"launch": 2.0},
     "orchestrator-lingers": {"shutdown": 1.0},
 }
 """Deadlines that pass; all others are longer than a slow machine needs."""
@@ -59,8 +69,11 @@ PATIENCE = {
 async def result_of(run: RunContext, tmp_path: Path, fault: str, steps: int = 60) -> JobResult:
     made = runner(tmp_path, fault=fault, deadlines=evolve(QUICK, **PATIENCE.get(fault, {})))
     await made.start(run)
+    wanted = job(max_steps=steps)
+    if fault == "first-step-late":
+        wanted = with_limit(wanted, 2.0)
     try:
-        return await asyncio.wait_for(made.wait(await made.submit(job(max_steps=steps))), 120)
+        return await asyncio.wait_for(made.wait(await made.submit(wanted)), 120)
     finally:
         await made.close(drain=False)
 
@@ -134,6 +147,54 @@ async def test_on_ports_that_somebody_uses_nothing_is_started(run: RunContext, t
     assert str(ports[2]) in result.failure.evidence
 
 
+async def test_a_pre_flight_without_its_model(run: RunContext, tmp_path: Path) -> None:
+    result = await preflown(run, tmp_path, FINE, fault="replies-dead")
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.side) == ("pre-flight", INFRASTRUCTURE)
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+PROGRAMS = {"launcher": "rl", "inference": "inference", "orchestrator": "orchestrator", "trainer": "torchrun"}
+WRITTEN = list({(case.code, case.process): case for case in reversed(CASES) if V080 in case.versions}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: f"{case.code}-{case.process}")
+async def test_what_a_program_writes_before_its_end_names_the_failure(
+    run: RunContext, tmp_path: Path, case: Case
+) -> None:
+    status = case.ending.get("exits", {case.process: 1}).get(case.process)
+    told = engine.Told(PROGRAMS[case.process], case.text, status)
+    made = runner(tmp_path, told=told, deadlines=evolve(QUICK, step=2.0 if status is None else 60.0))
+    await made.start(run)
+    try:
+        result = await asyncio.wait_for(made.wait(await made.submit(job(max_steps=60))), 120)
+    finally:
+        await made.close(drain=False)
+    assert result.failure is not None, result.status
+    assert result.failure.code == case.code, result.failure.evidence
+
+
+# ------------------------------------------------------------------------------------------------ coverage
+
+
 def test_every_fault_of_the_stand_in_is_tried_somewhere() -> None:
-    elsewhere = {"slow-steps", "orchestrator-lingers", "orchestrator-fails-at-the-end"}
+    elsewhere = {"slow-steps", "orchestrator-lingers", "orchestrator-fails-at-the-end", "replies-dead"}
     assert set(engine.FAULTS) == set(EXPECTED) | elsewhere
+
+
+NOT_SHOWN = {
+    "vllm-arguments": "of the later version alone; its log is in the corpus",
+    "evaluation-hang": "the harness leaves evaluations out of the run",
+}
+"""Codes that no run of the stand-in ends with, and why."""
+
+
+def test_every_code_is_the_end_of_some_run() -> None:
+    known = {rule.code for rule in (*rules.RULES, *rules.EXPLANATIONS, *rules.FOUND.values())}
+    known |= {value.code for value in vars(rules).values() if isinstance(value, rules.Rule)}
+    shown = {code for code, _ in EXPECTED.values()} | {case.code for case in WRITTEN}
+    shown |= {expected[0] for _, expected in SAID.values() if expected}
+    shown |= {"ports", "no-user", "unknown"}  # above, and test_runner.py
+    assert known - shown == set(NOT_SHOWN)

@@ -333,7 +333,8 @@ class Supervisor:
         until = time.monotonic() + seconds
         while not ready():
             if self._ended():
-                raise self._over()
+                status = self._verdict.exits.get(name)
+                raise self._over() if status is None else self._over(found=found, detail=f"{name} ended ({status})")
             if time.monotonic() > until:
                 raise self._over(found=found, deadline=deadline, detail=f"{name} was not ready after {seconds:.0f} s")
             time.sleep(min(self._poll, 0.5))

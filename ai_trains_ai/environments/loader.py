@@ -248,6 +248,12 @@ def _row(task: vf.Task, index: int) -> str:
         raise InvalidEnvironment("row-not-json", f"The data is no JSON: {_short(error)}", _JSON_HINT, place) from error
     if not same:
         raise InvalidEnvironment("row-not-json", "The data changes on the way through JSON.", _JSON_HINT, place)
+    try:
+        vf.WireTaskData.model_validate_json(text)  # where agent code is not run, its own type of data isn't known
+    except ValueError as error:
+        hint = "Give your fields other names than those of vf.TaskData, or the same types."
+        message = f"The data is no vf.TaskData: {_short(error)}"
+        raise InvalidEnvironment("row-not-json", message, hint, place) from error
     return text
 
 

@@ -159,3 +159,14 @@ def test_a_row_that_fits_no_task_is_refused(load):
     with pytest.raises(InvalidEnvironment) as caught:
         load(GOOD).tasks_from_rows(['{"prompt": "x"}'])
     assert caught.value.code == "row-not-json"
+
+
+@pytest.mark.parametrize(
+    "field", ["description: dict[str, int] = {'a': 1}", "name: int = 7", "workdir: list[str] = ['x']"]
+)
+def test_a_field_of_verifiers_with_another_type(field, load):
+    """Validation's own type takes it; the trainer, which never runs agent code, does not know that type."""
+    with pytest.raises(InvalidEnvironment, match=r"is no vf\.TaskData") as caught:
+        load(GOOD.replace("answer: str", f"answer: str\n    {field}", 1)).rows()
+    assert caught.value.code == "row-not-json"
+    assert "other names" in caught.value.hint

@@ -103,8 +103,9 @@ def classify(evidence: Evidence, version: str = DEFAULT) -> Verdict:
     logs = {process: _lines(log) for process, log in evidence.logs.items()}
     rule, proof = _proven(evidence, logs, version) or _unknown(evidence, logs)
     if rule.side == "agent" and rule.code in rules.EXPLAINED:
+        told = _own_words(logs.get("env", []))
         for explanation in rules.EXPLANATIONS:
-            if version in explanation.versions and (line := _match(explanation, logs.get("env", []))):
+            if version in explanation.versions and (line := _match(explanation, told)):
                 rule, proof = explanation, f"env: {line}"
                 break
     return Verdict(rule.code, rule.side, rule.retry, rule.message, proof)
@@ -180,6 +181,12 @@ def _match(rule: Rule, lines: list[Line]) -> str:
     if rule.share:
         return found[-1] if shares and shares[-1] >= rule.share else ""
     return found[rule.times - 1] if len(found) >= rule.times else ""
+
+
+def _own_words(lines: list[Line]) -> list[Line]:
+    """What loggers wrote, and what was raised: the rest was printed, and may quote anything."""
+    first = next((i for i, line in enumerate(lines) if line.raw.endswith(_TRACEBACK)), len(lines))
+    return [line for i, line in enumerate(lines) if line.level or (i > first and _RAISED.match(line.raw))]
 
 
 def _last_words(lines: list[Line]) -> list[Line]:

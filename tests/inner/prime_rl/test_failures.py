@@ -55,16 +55,7 @@ def test_a_failure_that_a_version_does_not_have_is_unknown_in_it() -> None:
     assert {classify(of(case), version).code for case, version in elsewhere} <= {"unknown", "environment-hang"}
 
 
-MISSED = pytest.mark.xfail(
-    strict=True, reason="a quoted import error explains the agent's failure wrongly; the side is right"
-)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=MISSED if p.stem == "model_reply_quotes_import_failures" else ()) for p in NEAR_MISSES],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", NEAR_MISSES, ids=lambda path: path.stem)
 def test_near_misses_are_unknown(path: Path) -> None:
     head, _, text = path.read_text().partition("\n")
     process = cast(Process, head.removeprefix("# process: ").strip())

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from attrs import define, evolve, field
@@ -32,6 +32,7 @@ from ai_trains_ai.inner.prime_rl.shipment import (
     SLOT_PORTS,
     Deadlines,
     Engine,
+    adapter_config,
     library,
     serve_order,
     shipment,
@@ -49,6 +50,7 @@ from ai_trains_ai.records import (
     TaskLimits,
     TrainingJob,
 )
+from ai_trains_ai.store import attempt_write
 from ai_trains_ai.transport.jobs import HostJobs, job_folder
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ GPU_TYPES: Final = ("NVIDIA A40", "NVIDIA RTX A6000", "NVIDIA L40S", "NVIDIA RTX
 RETRIES: Final = 1  # of failures that are the engine's or the machine's
 BASE: Final = "base-model-"  # begins the names of machines that serve a base model
 HELD: Final = 1800.0  # seconds that the evaluation may hold a job's machine
+ADAPTER: Final = "adapter_model.safetensors"  # an adapter's file, as peft names it
 RESULT_BYTES: Final = 64 << 20
 
 Listener = Callable[[int, Mapping[str, float]], None]
@@ -240,7 +243,7 @@ class PrimeRLRunner(InnerJobRunner):
             return
         try:
             if keep_weights and running.held is not None and running.weights:
-                await self._keep(running.held, running.weights, self._folder / handle.job_id / "model.safetensors")
+                await self._keep(running.held, running.weights, running.job)
         finally:
             self._jobs.pop(handle.job_id, None)
             await self._end(running)
@@ -330,13 +333,19 @@ class PrimeRLRunner(InnerJobRunner):
 
     # ------------------------------------------------------------------------------------------ weights
 
-    async def _keep(self, held: Held, weights: str, path: Path) -> None:
-        """Fetch the weights, whole or not at all. Sharded ones are kept under their own names beside it."""
+    async def _keep(self, held: Held, weights: str, job: TrainingJob) -> None:
+        """Fetch the weights, each file whole or not at all. An adapter is kept as a folder that peft reads."""
         said = await held.call(lambda host: host.listing(weights, ".safetensors"))
         if not said:
             raise JobError(f"The weights of {held.placement.job_id} are not in {weights} any more.")
+        folder = self._folder / job.id
+        if ADAPTER in said:
+            config = adapter_config(job.base_model, job.config)
+            await asyncio.to_thread(
+                attempt_write, folder / "adapter_config.json", json.dumps(config, indent=2).encode()
+            )
         for name in said:
-            target = path if len(said) == 1 else path.with_name(name)
+            target = folder / ("model.safetensors" if len(said) == 1 and name != ADAPTER else name)
             partial = target.with_name(f"{target.name}.partial")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -193,12 +193,12 @@ def modules() -> Mapping[str, bytes]:
     }
 
 
-def serve_order(
-    engine: Engine, base: str, weights: str, config: Mapping[str, Any], *, port: int, max_model_len: int, seed: int = 0
-) -> bytes:
-    """The order for the server of checked weights; ``weights`` "" is the base model itself."""
+def adapter_config(base: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config that an adapter of a job with this config gets, by peft's names; ``None``: it trains whole weights."""
     rank = config.get("lora.rank", 0)
-    adapter = {
+    if not rank:
+        return None
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
@@ -207,11 +207,17 @@ def serve_order(
         "lora_dropout": 0.0,
         "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     }
+
+
+def serve_order(
+    engine: Engine, base: str, weights: str, config: Mapping[str, Any], *, port: int, max_model_len: int, seed: int = 0
+) -> bytes:
+    """The order for the server of checked weights; ``weights`` "" is the base model itself."""
     order = {
         "bin": engine.bin,
         "base": f"{engine.models}/{base}",
         "weights": weights,
-        "adapter": adapter if rank else None,
+        "adapter": adapter_config(base, config),
         "port": port,
         "max_model_len": max_model_len,
         "utilisation": 0.85,

@@ -1,8 +1,8 @@
 """A stand-in for prime-rl's programs on a machine without a GPU.
 
-`install` writes a folder of programs that read the very configs of the real ones (v0.8.0's layout), open their ports,
-and write their files and log lines. The environment is not run: its server only looks
-whether the first statement of environment.py raises. What goes wrong is a word in a file beside them.
+`install` writes a folder of programs that read the very configs of the real ones (v0.8.0's layout, and the later one
+where the config names a run), open their ports, and write their files and log lines. The environment is not run: its
+server only looks whether the first statement of environment.py raises. What goes wrong is a word in a file beside them.
 """
 
 from __future__ import annotations

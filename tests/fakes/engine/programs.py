@@ -48,7 +48,7 @@ def as_told() -> None:
 
 def config() -> dict[str, Any]:
     path = Path(ARGUMENTS[ARGUMENTS.index("@") + 1])
-    return tomllib.loads(path.read_text())
+    return dict(json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text()))
 
 
 @contextlib.contextmanager
@@ -72,20 +72,21 @@ def rl() -> None:
     if FAULT == "launcher-hangs":
         time.sleep(600)
     whole = config()
-    folder = Path(whole["output_dir"]) / ("elsewhere" if FAULT == "configs-elsewhere" else "")
+    run = whole.get("run", {}).get("name", "")  # of later versions, where everything is below it
+    folder = Path(whole["output_dir"]) / run / ("elsewhere" if FAULT == "configs-elsewhere" else "")
     source = whole["orchestrator"]["train"]["source"][0]
     address = f"tcp://127.0.0.1:{whole['orchestrator']['env_server_base_port']}"
-    shared = {"max_steps": whole["max_steps"], "model": whole["model"], "output_dir": whole["output_dir"]}
+    shared = {"max_steps": whole["max_steps"], "model": whole["model"], "output_dir": whole["output_dir"], "run": run}
     parts = {
         "trainer": {**shared, "trainer": whole["trainer"]},
         "orchestrator": {**shared, **whole["orchestrator"], "rollout_transport": whole["rollout_transport"]},
-        "inference": {**whole["inference"], "model": {**whole["inference"]["model"], **whole["model"]}},
+        "inference": {**whole["inference"], "model": {**whole["inference"].get("model", {}), **whole["model"]}},
         "envs/train/job": {"env": source["env"], "serve": {**source["serve"], "address": address}},
     }
     for name, part in parts.items():
-        path = folder / "configs" / f"{name}.toml"
+        path = folder / "configs" / f"{name}.{'json' if run else 'toml'}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(tomli_w.dumps(part))
+        path.write_text(json.dumps(part) if run else tomli_w.dumps(part))
     log("INFO", f"Wrote subconfigs to {folder / 'configs'}")
     log("SUCCESS", "Dry run complete. To start an RL run locally, remove --dry-run from your command.")
 
@@ -99,10 +100,10 @@ class Model(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
-    def __init__(self, port: int, weights: Path) -> None:
+    def __init__(self, port: int, *weights: Path) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         digest = hashlib.sha256()
-        for path in sorted(weights.glob("*.safetensors")):
+        for path in (path for folder in weights for path in sorted(folder.glob("*.safetensors"))):
             digest.update(path.read_bytes())
         self.weights = digest.hexdigest()
 
@@ -152,10 +153,16 @@ def inference() -> None:
 
 def vllm() -> None:
     options = dict(argument[2:].split("=", 1) for argument in ARGUMENTS[2:] if "=" in argument)
-    folder = Path(ARGUMENTS[1])
-    if not list(folder.glob("*.safetensors")):
-        raises(f"OSError: Can't load the model for '{folder}'.")
-    Model(int(options["port"]), folder).serve_forever()
+    folders = [Path(ARGUMENTS[1])]
+    if "--lora-modules" in ARGUMENTS:
+        folders.append(Path(ARGUMENTS[ARGUMENTS.index("--lora-modules") + 1].partition("=")[2]))
+        about = json.loads((folders[-1] / "adapter_config.json").read_text())
+        if about["r"] > int(options["max-lora-rank"]):
+            raises(f"ValueError: LoRA rank {about['r']} is greater than max_lora_rank {options['max-lora-rank']}.")
+    for folder in folders:
+        if not list(folder.glob("*.safetensors")):
+            raises(f"OSError: Can't load the model for '{folder}'.")
+    Model(int(options["port"]), *folders).serve_forever()
 
 
 # ---------------------------------------------------------------------------------------------- the environment
@@ -183,7 +190,7 @@ def env_server() -> None:
 
 def orchestrator() -> None:
     about = config()
-    run = Path(about["output_dir"]) / "run_default"
+    run = run_folder(about)
     transport = socket.create_server(("127.0.0.1", about["rollout_transport"]["port"]))
     address = ("127.0.0.1", about["env_server_base_port"])
     while not answers(address):
@@ -227,12 +234,18 @@ def answers(address: tuple[str, int]) -> bool:
     return False
 
 
+def run_folder(about: dict[str, Any]) -> Path:
+    return Path(about["output_dir"]) / (about["run"] or "run_default")
+
+
 def torchrun() -> None:
     about = config()
-    folder, base = Path(about["output_dir"]), Path(about["model"]["name"])
+    later = bool(about["run"])
+    folder, run, base = Path(about["output_dir"]), run_folder(about), Path(about["model"]["name"])
+    rank = about["trainer"]["model"].get("lora", {}).get("rank", 0)
     tensors = (base / "model.safetensors").read_bytes()
     with on_gpu():
-        while not (folder / "run_default").exists():  # rollouts come from the orchestrator
+        while not (run / "metrics.jsonl").exists():  # rollouts come from the orchestrator
             time.sleep(0.02)
         for step in range(1, about["max_steps"] + 1):
             time.sleep(STEP_SECONDS)
@@ -254,15 +267,19 @@ def torchrun() -> None:
                 time.sleep(600)
             if FAULT == "stands-still" and step > 1:
                 time.sleep(600)
-            leave(folder / f"run_default/broadcasts/step_{step}", changed(tensors, step))
+            broadcast = run / f"broadcasts/step_{step}"
+            if rank:
+                leave(broadcast, adapter(base, rank, step), "adapter_model.safetensors")
+            else:
+                leave(broadcast, changed(tensors, step))
             row = {"loss/mean": 0.1, "entropy/all/mean": 1.0, "mismatch_kl/all/mean": 0.001, "optim/grad_norm": 0.5}
             more = {"optim/lr": 1e-6, "perf/throughput": 900.0, "perf/peak_memory": 12.5, "time/step": STEP_SECONDS}
-            append(folder / "metrics.jsonl", {"step": step, "time": time.time(), **row, **more})
-        if FAULT != "no-weights":
+            append((run if later else folder) / "metrics.jsonl", {"step": step, "time": time.time(), **row, **more})
+        if FAULT != "no-weights" and not later:
             leave(folder / f"weights/step_{about['max_steps']}", changed(tensors, about["max_steps"]))
         log("SUCCESS", "RL trainer finished!")
         if FAULT == "no-weights":
-            for path in folder.glob("run_default/broadcasts/*/STABLE"):
+            for path in run.glob("broadcasts/*/STABLE"):
                 path.unlink()
 
 
@@ -276,9 +293,22 @@ def changed(tensors: bytes, step: int) -> bytes:
     return tensors[:-2] + value
 
 
-def leave(folder: Path, weights: bytes) -> None:
+def adapter(base: Path, rank: int, step: int) -> bytes:
+    """A LoRA pair for the base model's one linear layer, without its config."""
+    width = json.loads((base / "config.json").read_text())["hidden_size"]
+    header, body = {}, b""
+    for letter, shape in (("A", [rank, width]), ("B", [width, rank])):
+        data = struct.pack("<H", 0x3F80 + min(step, 100)) * (rank * width)
+        name = f"base_model.model.model.layers.0.self_attn.q_proj.lora_{letter}.weight"
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def leave(folder: Path, weights: bytes, name: str = "model.safetensors") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").write_bytes(weights)
+    (folder / name).write_bytes(weights)
     (folder / "STABLE").touch()
 
 

@@ -19,6 +19,7 @@ from inner.prime_rl.jobs import free_ports
 from inner.prime_rl.standing import SHAPES, job, runner, with_limit
 
 from ai_trains_ai.errors import ConfigurationError, JobError, ProviderError, UnknownName
+from ai_trains_ai.inner.prime_rl.profiles import PROFILES
 from ai_trains_ai.inner.prime_rl.runner import PrimeRLRunner
 from ai_trains_ai.interfaces import InnerJobRunner, RunContext
 from ai_trains_ai.providers.local import LocalProvider
@@ -101,6 +102,31 @@ async def test_trained_weights_answer_otherwise_than_the_base_model(run: RunCont
             theirs = await base.sample(["start 3 add 2 ->", "start 4 add 2 ->"], GREEDY)
     assert len(mine) == len(theirs) == 2
     assert mine != theirs
+
+
+@pytest.mark.parametrize("version", PROFILES)
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("rank", [0, 4])
+async def test_versions_machines_and_kinds_of_training_are_one_path(
+    run: RunContext, tmp_path: Path, version: str, devices: int, rank: int
+) -> None:
+    """Trained, served, answering otherwise than the base model, and kept."""
+    changes = {"lora__rank": rank} if rank else {}
+    async with started(run, tmp_path, version=version, gpus=devices) as made:
+        result = await finished(made, job(**changes))
+        assert (result.status, result.steps, len(result.metrics)) == ("succeeded", 3, 3), result.failure
+        assert {"reward", "loss"} <= set(result.metrics[-1])
+        async with made.serve(JobHandle("job")) as trained:
+            mine = await trained.sample(["start 3 add 2 ->"], GREEDY)
+        await made.release(JobHandle("job"), keep_weights=True)
+        async with made.serve(BASE) as base:
+            assert mine != await base.sample(["start 3 add 2 ->"], GREEDY)
+    merged = not rank or PROFILES[version].layout.merged
+    kept = {path.name for path in (run.folder / "artifacts/job").glob("*.safetensors")}
+    assert kept == {"model.safetensors" if merged else "adapter_model.safetensors"}
+    if not merged:
+        config = json.loads((run.folder / "artifacts/job/adapter_config.json").read_text())
+        assert (config["r"], config["base_model_name_or_path"]) == (rank, SHAPES[0].name)
 
 
 async def test_replies_of_a_base_model_are_kept_with_the_run_and_show_no_prompt(

@@ -371,10 +371,12 @@ class GPUProvider(ABC):
 
     Errors of every call: `Forbidden` (the key), `OutOfFunds` (the account), `Transient` (worth a retry).
 
-    ``max_pods`` is how many pods a fleet may keep at a time.
+    ``max_pods`` is how many pods a fleet may keep at a time. ``listing_lag`` is for how many seconds a new pod may be
+    missing in `list`: after a crash a create without an answer is looked for as long, and nothing is rented meanwhile.
     """
 
     max_pods: int = 1
+    listing_lag: float = 180.0
 
     @abstractmethod
     async def offers(self, request: PodRequest) -> Sequence[Offer]:

@@ -123,7 +123,7 @@ class Renter:
 
     async def search(self, rental: Rental) -> Pod | None:
         """The pod whose create got no answer, if there is one: listings lag, so the look is repeated."""
-        give_up = rental.created + self._times.search
+        give_up = rental.created + min(self._times.search, self._provider.listing_lag)
         while True:
             for pod in await self._provider.list(rental.marker):
                 if pod.marker == rental.marker:

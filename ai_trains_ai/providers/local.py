@@ -37,6 +37,7 @@ class LocalProvider(GPUProvider):
     """
 
     max_pods = 1
+    listing_lag = 0.0  # a pod is a folder
 
     def __init__(self, slots: int | None = None, root: str = "") -> None:
         if slots is not None and slots < 1:

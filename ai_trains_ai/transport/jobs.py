@@ -155,7 +155,9 @@ class HostJobs:
         """End a job and what runs beside it, and remove their files. Idempotent."""
         for name in (beside(job_id), job_id):
             await self.cancel(name, 2)
-            await self._call("rm", "-rf", f"{self._root}/jobs/{_safe(name)}")
+            # what was ended a moment ago may still have left a file while the folder was emptied
+            again = 'for i in 1 2 3 4; do rm -rf "$1" 2>/dev/null && exit; sleep 0.3; done; rm -rf "$1"'
+            await self._call("sh", "-c", again, "remove", f"{self._root}/jobs/{_safe(name)}")
 
     async def wipe(self) -> None:
         """End every job and remove its files: the next lease finds nothing of the last. Idempotent.

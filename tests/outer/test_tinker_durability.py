@@ -18,7 +18,14 @@ import ai_trains_ai as ata
 from ai_trains_ai.records import Episode
 
 SHORT = {"open": 30.0, "sample": 10.0, "train": 5.0, "save": 5.0, "close": 2.0}
-SETTINGS: dict[str, Any] = {"groups_per_step": 1, "group_size": 4, "eval_items": 32, "probe_episodes": 0, "seed": 5}
+SETTINGS: dict[str, Any] = {
+    "groups_per_step": 1,
+    "group_size": 4,
+    "eval_items": 32,
+    "probe_episodes": 0,
+    "seed": 5,
+    "stall_seconds": 20.0,
+}
 STEPS = 4
 SCRIPT = """
 import sys
@@ -56,9 +63,16 @@ def until(what: Callable[[], bool], process: subprocess.Popen[str], seconds: flo
     while not what():
         assert process.poll() is None, process.communicate()[0]
         if time.monotonic() > end:
-            process.send_signal(signal.SIGABRT)  # with where each thread stands
-            raise AssertionError(f"it does not come to that:\n{process.communicate()[0]}")
+            process.send_signal(signal.SIGABRT)  # with where each thread stands; the run itself says what it waits for
+            raise AssertionError(f"{what} does not come to pass:\n{process.communicate()[0]}")
         time.sleep(0.02)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def finished(out: Path) -> dict[str, Episode]:
@@ -86,8 +100,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
             try:
                 until((lambda fault=fault: fault.times == 0) if fault else stage(out, "submitted"), process)
             finally:
-                process.kill()
-                process.communicate()
+                end(process)
             now = finished(out)
             assert kept.items() <= now.items(), f"killed at {moment or 'jobs'}, a finished episode changed"
             kept = now
@@ -113,8 +126,7 @@ def test_ctrl_c_drains_and_closes_its_sessions(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             said, _ = process.communicate(timeout=90)
         finally:
-            process.kill()
-            process.communicate()
+            end(process)
         assert "interrupted: Stopped after" in said
         assert not server.live
         assert not ata.open_run(out)._read("episodes", stage="submitted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from fakes.pods import path_of_a_pod
 
 from ai_trains_ai.errors import ConfigurationError, StorageError
+from ai_trains_ai.fleet import Fleet
 from ai_trains_ai.fleet.canary import answers
 from ai_trains_ai.providers.local import LocalProvider, LocalTransport
-from ai_trains_ai.records import PodRequest, PodSpec
+from ai_trains_ai.records import Offer, Pod, PodRequest, PodSpec
+from ai_trains_ai.testing.fakes import run_context
 from ai_trains_ai.transport.jobs import HostJobs
 
 SMI = """#!/bin/sh
@@ -79,3 +82,26 @@ async def test_a_marker_that_is_no_name(tmp_path: Path, marker: str) -> None:
     [offer] = await provider.offers(PodRequest())
     with pytest.raises(ConfigurationError, match="can't name a pod"):
         await provider.create(offer, PodSpec(marker))
+
+
+async def test_a_pod_that_a_killed_controller_only_intended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod is a folder: it is listed, or there is none. At a service a listing lags, and is looked at for minutes."""
+
+    async def killed(offer: Offer, spec: PodSpec) -> Pod:
+        raise asyncio.CancelledError("between intent and create")
+
+    with run_context(tmp_path / "run") as run:
+        provider = LocalProvider(2, root=str(tmp_path / "machine"))
+        monkeypatch.setattr(provider, "create", killed)
+        fleet = Fleet(provider, run.ledger, run.clock, "run")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3), fleet.lease("job"):
+                raise AssertionError("no pod was there")
+        (rental,) = run.store.rentals()
+        assert rental.state == "intent"
+        again = Fleet(LocalProvider(2, root=str(tmp_path / "machine")), run.ledger, run.clock, "run")
+        async with asyncio.timeout(20), again.lease("job") as lease:
+            assert lease.pod.status == "ready"
+        await again.close()

@@ -3,17 +3,23 @@
 `install` writes a folder of programs that read the very configs of the real ones (v0.8.0's layout, and the later one
 where the config names a run), open their ports, and write their files and log lines. The environment is not run: its
 server only looks whether the first statement of environment.py raises. What goes wrong is a word in a file beside them.
+With `learning.py` the environment is played by verifiers and a tiny model learns from it.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import sys
 from pathlib import Path
 
 from attrs import asdict, frozen
 
+from ai_trains_ai.pico import model_folder
+
+LEARNING = {"inference": "-I ", "vllm": "-I ", "torchrun": "-I ", "env-server": "", "orchestrator": ""}
+"""The programs that really learn, and whether what a pod has on its path is kept from them."""
 PROGRAMS = ("rl", "inference", "env-server", "orchestrator", "torchrun", "vllm", "nvidia-smi")
 FAULTS = (
     "slow-steps",
@@ -53,16 +59,21 @@ class Told:
     status: int | None
 
 
-def install(folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = "", told: Told | None = None) -> Path:
-    """Write the programs; what ``nvidia-smi`` shows are A40s. ``preflight`` is what a pre-flight's client prints."""
+def install(
+    folder: Path, *, fault: str = "", gpus: int = 1, preflight: str = "", told: Told | None = None, learns: bool = False
+) -> Path:
+    """Write the programs; what ``nvidia-smi`` shows are A40s.
+
+    ``preflight`` is what a pre-flight's client prints; without it the real one runs. ``learns`` takes the programs that
+    play the environment and train a tiny model for real; they know no faults.
+    """
     assert fault in ("", *FAULTS), fault
     programs = folder / "bin"
     programs.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).with_name("programs.py")
+    here = Path(__file__).parent
     for name in PROGRAMS:
-        (programs / name).write_text(
-            f'#!/bin/sh\nexec {sys.executable} -I {source} {name} "{programs}" "$@"\n', encoding="utf-8"
-        )
+        how = f"{LEARNING[name]}{here}/learning.py" if learns and name in LEARNING else f"-I {here}/programs.py"
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {how} {name} "{programs}" "$@"\n')
         (programs / name).chmod(0o755)
     said = f'case "$*" in *pod.preflight*) cat {programs}/preflight; exit;; esac\n' if preflight else ""
     if fault == "replies-dead":
@@ -91,4 +102,11 @@ def models(folder: Path) -> Path:
         (target / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
         (target / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "hidden_size": width}))
         (target / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def learning_models(folder: Path) -> Path:
+    """The shipped tiny models under the names of real ones."""
+    for name, tiny in (("Qwen/Qwen3-0.6B", "pico-m"), ("Qwen/Qwen3-1.7B", "pico-s")):
+        shutil.copytree(model_folder(tiny), folder / name, dirs_exist_ok=True)
     return folder

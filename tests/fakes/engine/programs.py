@@ -340,7 +340,7 @@ def nvidia_smi() -> None:
         print(", ".join({**known, **mine}[name] for name in query.split(",")))
 
 
-{
+PROGRAMS = {
     "rl": rl,
     "inference": inference,
     "vllm": vllm,
@@ -348,4 +348,6 @@ def nvidia_smi() -> None:
     "orchestrator": orchestrator,
     "torchrun": torchrun,
     "nvidia-smi": nvidia_smi,
-}[NAME]()
+}
+if __name__ == "__main__":
+    PROGRAMS[NAME]()

@@ -28,16 +28,18 @@ def runner(folder: Path, provider: GPUProvider | None = None, **options: Any) ->
     """A runner on stand-ins below ``folder``.
 
     ``fault`` is what goes wrong there, ``said`` what a pre-flight says, ``told`` what a program writes before its end.
+    ``learns``: the environment is played, and a tiny model trained, for real.
     """
+    learns = options.pop("learns", False)
     said, fault, told = options.pop("said", ""), options.pop("fault", ""), options.pop("told", None)
-    programs = engine.install(folder / "engine", fault=fault, gpus=2, preflight=said, told=told)
+    programs = engine.install(folder / "engine", fault=fault, gpus=2, preflight=said, told=told, learns=learns)
     defaults: dict[str, Any] = {
         "models": SHAPES,
         "gpu_types": ["NVIDIA A40"],
         "own_user": False,  # the interpreter of the tests may be nobody else's to run
-        "preflight": bool(said),
+        "preflight": bool(said) or learns,
         "engine": str(programs),
-        "models_folder": str(engine.models(folder / "models")),
+        "models_folder": str((engine.learning_models if learns else engine.models)(folder / "models")),
         "ports": free_ports(),
         "deadlines": QUICK,
         "poll": 0.05,

@@ -31,7 +31,7 @@ class FleetTimes:
         admission: what a lease that says nothing of its length reserves of the budget.
         pod: a pod is rented only if the budget covers at least so much of it.
         boot: a pod that isn't usable so long after its create is ended.
-        search: a create without an answer is looked for over this time: listings lag.
+        search: a create without an answer is looked for over this time at most: listings lag.
         idle: a pod without work is ended after it.
         poll: between two looks at a new pod.
         watch: between two looks at all pods.

@@ -1,7 +1,8 @@
 """Programs of the stand-in that really learns: ``learning.py NAME FOLDER ARGUMENT…``.
 
 verifiers' own env server plays the agent's environment for real, the model is a tiny Qwen3 in NumPy, and the trainer
-takes policy-gradient steps on it. Orchestrator and env server see what a pod has on their path; the others do not.
+takes policy-gradient steps on all of it, in v0.8.0's layout. Orchestrator and env server see what a pod has on their
+path; the others do not.
 """
 
 from __future__ import annotations
@@ -57,15 +58,8 @@ class Model(programs.Model):
         limit = min(limit, self.model.config.max_position_embeddings - len(ids))
         temperature = asked.get("temperature", 1.0)
         with self.lock:
-            drawn = sample_groups(
-                self.model,
-                [ids],
-                1,
-                limit,
-                temperature,
-                np.random.default_rng(asked.get("seed")),
-                self.tokenizer.eos_id,
-            )
+            rng, end = np.random.default_rng(asked.get("seed")), self.tokenizer.eos_id
+            drawn = sample_groups(self.model, [ids], 1, limit, temperature, rng, end)
         tokens = drawn.tokens[0, : drawn.lengths[0]].tolist()
         choice = {
             "index": 0,
@@ -198,13 +192,10 @@ def torchrun() -> None:
                 "loss/mean": found["loss"],
                 "entropy/all/mean": found["entropy"],
                 "mismatch_kl/all/mean": found["kl"],
+                "time/step": time.monotonic() - began,
             }
-            more = {"time/step": time.monotonic() - began}
-            append(
-                (run if about["run"] else folder) / "metrics.jsonl", {"step": step, "time": time.time(), **row, **more}
-            )
-        if not about["run"]:
-            leave(folder / f"weights/step_{about['max_steps']}", model.to_bytes())
+            append(folder / "metrics.jsonl", {"step": step, "time": time.time(), **row})
+        leave(folder / f"weights/step_{about['max_steps']}", model.to_bytes())
     log("SUCCESS", "RL trainer finished!")
 
 
@@ -229,9 +220,7 @@ def learn(model: Any, tokenizer: Any, said: dict[str, Any]) -> Any:
     hidden, _ = model.forward(prompts, pad, completions)
     logits, _ = model.head(hidden[mask])
     logits -= logits.max(-1, keepdims=True)
-    law = (
-        logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1)[:, None]
-    )
+    law = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask] = law[np.arange(len(law)), completions[mask]]
     batch = PolicyBatch(prompts, pad, completions, mask, logprobs, advantages)

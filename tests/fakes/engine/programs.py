@@ -42,6 +42,12 @@ def as_told() -> None:
         print(TOLD["text"], end="", flush=True)
         if TOLD["status"] is not None:
             sys.exit(TOLD["status"])
+        time.sleep(600)
+
+
+def midway() -> None:
+    """In the midst of training, where one that stands still keeps the other waiting."""
+    as_told()
     if TOLD and TOLD["status"] is None:
         time.sleep(600)
 
@@ -67,8 +73,7 @@ def rl() -> None:
     if FAULT == "config-unknown-key":
         print("1 validation error for RLConfig\norchestrator.buffer\n  Extra inputs are not permitted", flush=True)
         sys.exit(1)
-    if TOLD and TOLD["program"] == NAME:
-        as_told()
+    as_told()
     if FAULT == "launcher-hangs":
         time.sleep(600)
     whole = config()
@@ -144,8 +149,7 @@ def inference() -> None:
         )
         sys.exit(1)
     with on_gpu():
-        if TOLD and TOLD["program"] == NAME:
-            as_told()
+        as_told()
         if FAULT == "vllm-exits-0":
             threading.Timer(1.0, lambda: os._exit(0)).start()
         Model(about["server"]["port"], Path(about["model"]["name"])).serve_forever()
@@ -202,7 +206,7 @@ def orchestrator() -> None:
         raises("RuntimeError: 10 consecutive empty train batches")
     for step in range(1, about["max_steps"] + 1):
         if step > 2:
-            as_told()
+            midway()
         reward = min(1.0, 0.1 + 0.05 * step)
         row = {
             "train/agg/all/agent/reward/mean": reward,
@@ -250,7 +254,7 @@ def torchrun() -> None:
         for step in range(1, about["max_steps"] + 1):
             time.sleep(STEP_SECONDS)
             if step > 2:
-                as_told()
+                midway()
             if FAULT == "first-step-late":
                 time.sleep(600)
             if FAULT == "gpu-lost":

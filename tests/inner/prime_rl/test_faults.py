@@ -176,6 +176,19 @@ async def test_what_a_program_writes_before_its_end_names_the_failure(
     assert result.failure.code == case.code, result.failure.evidence
 
 
+@pytest.mark.slow
+async def test_an_end_that_no_rule_knows_shows_its_last_lines(run: RunContext, tmp_path: Path) -> None:
+    made = runner(tmp_path, told=engine.Told("torchrun", "RuntimeError: never heard of\n", 1))
+    await made.start(run)
+    try:
+        result = await asyncio.wait_for(made.wait(await made.submit(job(max_steps=60))), 120)
+    finally:
+        await made.close(drain=False)
+    assert result.failure is not None
+    assert (result.failure.code, result.failure.side) == ("unknown", INFRASTRUCTURE)
+    assert "never heard of" in result.failure.evidence
+
+
 # ------------------------------------------------------------------------------------------------ coverage
 
 
@@ -196,5 +209,5 @@ def test_every_code_is_the_end_of_some_run() -> None:
     known |= {value.code for value in vars(rules).values() if isinstance(value, rules.Rule)}
     shown = {code for code, _ in EXPECTED.values()} | {case.code for case in WRITTEN}
     shown |= {expected[0] for _, expected in SAID.values() if expected}
-    shown |= {"ports", "no-user", "unknown"}  # above, and test_runner.py
+    shown |= {"ports", "no-user", "unknown"}  # tests of their own, above
     assert known - shown == set(NOT_SHOWN)
